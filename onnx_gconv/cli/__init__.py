@@ -1,0 +1,1 @@
+"""The command line: argv -> one call -> files and exit code."""

@@ -1,0 +1,46 @@
+"""`apply`: a plan carried out, the Convs really grouped."""
+
+import argparse
+from pathlib import Path
+
+from onnx_gconv.cli import options
+from onnx_gconv.cli.rewriting import rewrite
+from onnx_gconv.cli.source import open_source
+from onnx_gconv.cli.story import Story
+
+TEACH = """\
+Group the Convs as the plan says. MODEL is the original model, the masked one, or a fine-tuned masked one; how much
+weight is dropped is told, and is exactly 0 for a masked model.
+
+  onnx-gconv apply model.onnx plan.json -o grouped.onnx
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = options.command(subparsers, "apply", "group the Convs of a model as a plan says", TEACH)
+    options.add_model(parser)
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the grouped model to write")
+    options.add_verifying(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from onnx_gconv.model.file import has_external_data, save_atomically
+    from onnx_gconv.plan import read_plan
+    from onnx_gconv.rewrite.group import count_gathers
+    from onnx_gconv.rewrite.mask import dropped_share
+
+    story = Story(args)
+    plan = read_plan(args.plan)
+    source = open_source(args)
+    rewritten = rewrite(source, plan, args, story)
+    save_atomically(rewritten.grouped, args.output, external_data=has_external_data(source.path))
+    dropped = dropped_share(source.model, plan)
+    story.tell(
+        f"wrote {args.output}: {len(plan.layers)} Convs grouped, {count_gathers(plan)[1]} Gathers, "
+        f"dropped {dropped:.4%} of their weight (sum of absolute values)"
+    )
+    if rewritten.verification is not None:
+        story.tell(f"verified: differs from the masked model by {rewritten.verification.max_rel_error:.1e} of the largest value")
+    return 0

@@ -1,0 +1,71 @@
+"""`onnx-gconv COMMAND MODEL …`. Imports nothing heavy: each command imports its module only when it runs."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from onnx_gconv import __version__
+from onnx_gconv.cli import apply, compress, inspect, mask, plan, verify
+from onnx_gconv.errors import GconvError
+
+DESCRIPTION = """\
+Make a trained CNN smaller and faster: turn its convolutions into group convolutions, straight on the ONNX file.
+
+  onnx-gconv inspect  model.onnx                     what can be grouped, and what it costs now
+  onnx-gconv compress model.onnx --max-flops 50%     the whole job: plan, group, verify, write, report
+
+or step by step, with files to look at and edit in between:
+
+  onnx-gconv plan     model.onnx --max-flops 50% -o plan.json
+  onnx-gconv mask     model.onnx plan.json -o masked.onnx      for fine-tuning in any framework
+  onnx-gconv apply    masked.onnx plan.json -o grouped.onnx    the same function, really grouped
+  onnx-gconv verify   masked.onnx grouped.onnx
+"""
+COMMANDS = (inspect, compress, plan, mask, apply, verify)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="onnx-gconv",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Exit codes: 0 done, 1 a failure you can act on, 2 wrong usage, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"onnx-gconv {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except GconvError as error:
+        _complain(str(error), error.hint)
+    except KeyboardInterrupt:
+        _complain("interrupted; nothing was written.", "")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (head, less) has left: do not complain when Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MemoryError:
+        _complain("there is not enough memory for this model.", "close other programs or use a larger machine")
+    except Exception as error:
+        if args.verbose:
+            traceback.print_exc()
+        _complain(f"onnx-gconv failed unexpectedly: {type(error).__name__}: {error}", "run again with -v and report what it prints")
+    return 1
+
+
+def _complain(message: str, hint: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)

@@ -1,0 +1,42 @@
+"""`mask`: the dense model with the weights that a plan drops set to zero."""
+
+import argparse
+from pathlib import Path
+
+from onnx_gconv.cli import options
+from onnx_gconv.cli.rewriting import rewrite
+from onnx_gconv.cli.source import open_source
+from onnx_gconv.cli.story import Story
+
+TEACH = """\
+Write the model with the weights that the plan drops set to zero, and nothing else changed: all names are kept, any
+framework can import and fine-tune it. Then `apply` the same plan to the tuned model.
+
+  onnx-gconv mask model.onnx plan.json -o masked.onnx
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = options.command(subparsers, "mask", "zero the weights that a plan drops, for fine-tuning anywhere", TEACH)
+    options.add_model(parser)
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the masked model to write")
+    options.add_verifying(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from onnx_gconv.model.file import has_external_data, save_atomically
+    from onnx_gconv.plan import read_plan
+    from onnx_gconv.rewrite.mask import dropped_share
+
+    story = Story(args)
+    plan = read_plan(args.plan)
+    source = open_source(args)
+    rewritten = rewrite(source, plan, args, story)
+    save_atomically(rewritten.masked, args.output, external_data=has_external_data(source.path))
+    story.tell(
+        f"wrote {args.output}: {len(plan.layers)} Convs masked, {dropped_share(source.model, plan):.1%} of their weight "
+        f"(sum of absolute values) zeroed"
+    )
+    return 0

@@ -1,0 +1,119 @@
+"""Flags that several commands share, and the values they stand for."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx_gconv.planner import Request
+
+
+def command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, teach: str) -> argparse.ArgumentParser:
+    """Return the parser of one command with what every command has."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name, help=summary, description=teach, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    volume = parser.add_mutually_exclusive_group()
+    volume.add_argument("-v", "--verbose", action="store_true", help="tell more on stderr")
+    volume.add_argument("-q", "--quiet", action="store_true", help="only errors on stderr")
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
+    parser.add_argument(
+        "--input-shape",
+        action="append",
+        default=[],
+        metavar="[NAME=]1x3x224x224",
+        help="the input shape to count MACs and verify at; needed where axes are dynamic (else: batch 1, 224 pixels)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+
+
+def add_verifying(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-verify", action="store_true", help="write without running the model first; for models ONNX Runtime cannot run")
+    add_seed(parser)
+
+
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of everything random (default 0)")
+
+
+def add_choosing(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose the number of groups of each layer."""
+    budget = parser.add_argument_group(
+        "budget", "50%% of the whole model before, or a number: 1.9G, 300M, 5k. Several hold at once; none is ever exceeded."
+    )
+    budget.add_argument("--max-flops", metavar="LIMIT", help="floating-point operations, 2 x MACs")
+    budget.add_argument("--max-macs", metavar="LIMIT", help="multiply-accumulates")
+    budget.add_argument("--max-params", metavar="LIMIT", help="parameters")
+    rule = parser.add_argument_group("rule", "instead of a search under a budget").add_mutually_exclusive_group()
+    rule.add_argument("--groups", type=_positive, metavar="G", help="G groups wherever that is legal")
+    rule.add_argument("--max-group-channels", type=_positive, metavar="N", help="as many groups as bring each layer to N channels per group (the paper's G_M)")
+    rule.add_argument("--group-config", type=Path, metavar="FILE", help="the numbers of groups of a plan, or of the paper's authors' JSON")
+    layers = parser.add_argument_group("layers")
+    layers.add_argument("--include", type=_regex, metavar="REGEX", help="group only layers whose layer or node name matches")
+    layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="leave layers whose layer or node name matches")
+    layers.add_argument("--min-group-channels", type=_positive, default=1, metavar="N", help="at least N input and output channels per group (default 1)")
+    how = parser.add_argument_group("method")
+    how.add_argument("--criterion", choices=("l2", "l1"), default="l2", help="importance of a kernel: its L2 norm (default, as in the paper) or L1 norm")
+    how.add_argument("--solver", choices=("paper", "plain"), default="paper", help="which channels go together: the paper's sort (default), or no permutation")
+    how.add_argument("--sort-rounds", type=_natural, default=10, metavar="N", help="the paper's N_S, rounds of sorting per block (default 10)")
+    how.add_argument("--search", choices=("local",), default="local", help="how the budget is spent: the paper's local search")
+    how.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="threads for solving (default: all cores)")
+
+
+def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Leave with a usage error when nothing says how much to compress."""
+    if not any((args.max_flops, args.max_macs, args.max_params, args.groups, args.max_group_channels, args.group_config)):
+        parser.error("say how much: for example --max-flops 50%, --max-params 1.2M, or --groups 2")
+
+
+def request(args: argparse.Namespace) -> "Request":
+    """Return what the flags of `add_choosing` ask for."""
+    from onnx_gconv.planner import Request
+    from onnx_gconv.search.budget import parse_limit
+    from onnx_gconv.solve.layer import Solver
+
+    limits = {name: parse_limit(getattr(args, name)) for name in ("max_params", "max_macs", "max_flops") if getattr(args, name)}
+    return Request(
+        limits=limits,
+        groups=args.groups,
+        max_group_channels=args.max_group_channels,
+        group_config=args.group_config,
+        include=args.include,
+        exclude=args.exclude,
+        min_group_channels=args.min_group_channels,
+        criterion=args.criterion,
+        solver=Solver(args.solver, args.sort_rounds),
+        seed=args.seed,
+        jobs=args.jobs,
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
+    return text

@@ -1,0 +1,59 @@
+"""`plan`: decide, and write the decision to a file that people can read and edit."""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+from onnx_gconv.cli import options
+from onnx_gconv.cli.source import open_source, read_network
+from onnx_gconv.cli.story import Story
+
+TEACH = """\
+Choose the number of groups of each Conv and which channels go together; write it as a plan, one layer a line.
+Carry it out with `mask` and `apply`. Editing a plan by hand is fine: it is checked when it is read.
+
+  onnx-gconv plan model.onnx --max-flops 50% -o plan.json
+  onnx-gconv plan model.onnx --groups 4 --exclude 'head' -o plan.json
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = options.command(subparsers, "plan", "choose the groups of each Conv and write a plan file", TEACH)
+    options.add_model(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN", help="the plan file to write; - for stdout")
+    options.add_choosing(parser)
+    options.add_seed(parser)
+    options.add_json(parser)
+    parser.set_defaults(run=partial(run, parser))
+
+
+def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    options.check_choosing(args, parser)
+    request = options.request(args)
+    from onnx_gconv.files import write_text
+    from onnx_gconv.model.file import sha256
+    from onnx_gconv.plan import to_json
+    from onnx_gconv.planner import make_plan
+
+    story = Story(args)
+    source = open_source(args)
+    network = read_network(source, story)
+    with story.progress("solving") as progress:
+        plan = make_plan(source.model, network, request, sha256=sha256(source.path), progress=progress).plan
+    text = to_json(plan)
+    if str(args.output) == "-":
+        sys.stdout.write(text)
+        return 0
+    write_text(args.output, text)
+    if args.json:
+        sys.stdout.write(text)
+        return 0
+    from onnx_gconv.report.tables import print_plan, print_skipped, print_totals
+
+    print_plan(plan)
+    if args.verbose:
+        print_skipped([(conv.name, conv.reason) for conv in plan.skipped], title="Convs that stay as they are")
+    print_totals(dict(vars(plan.before)), dict(vars(plan.after)))
+    story.tell(f"wrote {args.output}: {len(plan.layers)} layers to group, {len(plan.skipped)} Convs as they are")
+    return 0

@@ -1,0 +1,60 @@
+"""Carrying out a plan with its check: the masked and the grouped model, verified to be one function."""
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onnx_gconv.cli.source import Source
+from onnx_gconv.cli.story import Story
+
+if TYPE_CHECKING:
+    import onnx
+
+    from onnx_gconv.plan import Plan
+    from onnx_gconv.verify import Verification
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """Both forms of one plan on one model; `verification` is None only where --no-verify was asked for."""
+
+    masked: "onnx.ModelProto"
+    grouped: "onnx.ModelProto"
+    verification: "Verification | None"
+
+
+def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story) -> Rewritten:
+    """Return the masked and the grouped model, after ONNX's checker and a run of both have found them right."""
+    from onnx_gconv.model.check import check
+    from onnx_gconv.rewrite.group import group
+    from onnx_gconv.rewrite.mask import mask
+
+    masked, grouped = mask(source.model, plan), group(source.model, plan)
+    remark = check(grouped, source.model)
+    if remark:
+        story.detail(f"note: {remark}")
+    if args.no_verify:
+        story.warn("not verified: --no-verify was given")
+        return Rewritten(masked, grouped, None)
+    return Rewritten(masked, grouped, _verify(source, plan, masked, grouped, args.seed))
+
+
+def _verify(source: Source, plan: "Plan", masked: "onnx.ModelProto", grouped: "onnx.ModelProto", seed: int) -> "Verification":
+    from onnx_gconv.errors import VerifyError
+    from onnx_gconv.verify import default_tolerance, verify
+
+    verification = verify(
+        masked,
+        grouped,
+        tolerance=default_tolerance(source.model),
+        seed=seed,
+        shapes=source.given_shapes,
+        inner=[layer.name for layer in plan.layers],
+    )
+    if not verification.passed:
+        raise VerifyError(
+            f"the grouped model differs from the masked one by {verification.max_rel_error:.1e} of the largest value, over "
+            f"the limit of {verification.tolerance:.0e}; nothing was written.",
+            hint="this is a bug of onnx-gconv, or a model that amplifies rounding: please report it; --no-verify writes all the same",
+        )
+    return verification

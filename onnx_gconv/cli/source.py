@@ -1,0 +1,56 @@
+"""The model that a command works on: loaded, counted, with remarks told."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnx_gconv.cli.story import Story
+
+if TYPE_CHECKING:
+    import onnx
+
+    from onnx_gconv.model.network import Network
+    from onnx_gconv.model.shapes import Shape
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model file, its content, and the shapes the user gave for its inputs."""
+
+    path: Path
+    model: "onnx.ModelProto"
+    given_shapes: "dict[str, Shape]"
+
+
+def open_source(args: argparse.Namespace) -> Source:
+    """Return the model that MODEL and --input-shape name."""
+    from onnx_gconv.model.file import load
+    from onnx_gconv.model.shapes import parse_input_shapes
+
+    model = load(args.model)
+    return Source(args.model, model, parse_input_shapes(args.input_shape, model))
+
+
+def read_network(source: Source, story: Story) -> "Network":
+    """Return the layers and counts of the model, and tell what the counts rest on."""
+    from onnx_gconv.model.network import read
+    from onnx_gconv.model.shapes import has_dynamic_axes, input_shapes
+    from onnx_gconv.runtime import installation_conflict, observe_shapes
+
+    conflict = installation_conflict()
+    if conflict:
+        story.warn(conflict)
+    shapes = input_shapes(source.model, source.given_shapes)
+    network = read(source.model, shapes, observe=observe_shapes)
+    if has_dynamic_axes(source.model, source.given_shapes):
+        text = ", ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
+        story.tell(f"note: MACs are counted at {text}; --input-shape sets another size")
+    if network.count.macs is None:
+        story.warn("the MACs of some nodes are not known: neither shape inference nor a run settles their shapes")
+    return network
+
+
+def default_output(model: Path) -> Path:
+    """Return `<stem>.gconv.onnx` beside the model."""
+    return model.with_name(f"{model.stem}.gconv.onnx")

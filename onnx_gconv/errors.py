@@ -1,0 +1,29 @@
+"""The failures that a user can act on; each owns one sentence and one hint."""
+
+
+class GconvError(Exception):
+    """A failure with a sentence for the user (`str(error)`) and a hint what to do about it."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ModelError(GconvError):
+    """The model cannot be read, understood or run."""
+
+
+class PlanError(GconvError):
+    """The plan or group configuration is malformed, or does not fit the model."""
+
+
+class BudgetError(GconvError):
+    """The budget is malformed or cannot be met."""
+
+
+class VerifyError(GconvError):
+    """Two models that must be the same function are not, or it could not be found out."""
+
+
+class OutputError(GconvError):
+    """A result could not be written."""

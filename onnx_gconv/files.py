@@ -1,0 +1,47 @@
+"""Writing results: all files of a command appear together, or none does."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from onnx_gconv.errors import OutputError
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder; what is in it at the end moves into `folder`, on an error nothing does.
+
+    The staging folder lies inside `folder`, so that every move is a rename within one file system: a full
+    disk or Ctrl-C is met while staging, when there is still nothing to see.
+    """
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=".onnx-gconv-", dir=folder))
+    except OSError as error:
+        raise OutputError(
+            f"cannot write into '{folder}': {error.strerror or error}.",
+            hint="create the folder, or choose another one with -o",
+        ) from error
+    try:
+        yield staging
+        names = sorted(path.name for path in staging.iterdir())
+        for name in names:
+            if (folder / name).is_dir():
+                raise OutputError(f"cannot write '{folder / name}': it is a folder.", hint="choose another name with -o")
+        for name in names:
+            os.replace(staging / name, folder / name)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write into '{folder}': {error.strerror or error}; nothing was written.",
+            hint="free some space or choose another folder with -o",
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` atomically."""
+    with staged(path.parent) as staging:
+        (staging / path.name).write_text(text, encoding="utf-8")

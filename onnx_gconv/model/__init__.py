@@ -1,0 +1,1 @@
+"""Reading, counting and editing ONNX models."""

@@ -1,0 +1,26 @@
+"""Whether a model that was rewritten is still valid ONNX."""
+
+import onnx
+
+from onnx_gconv.errors import ModelError
+from onnx_gconv.model.file import LARGEST_MESSAGE_BYTES, data_bytes
+
+
+def check(result: onnx.ModelProto, source: onnx.ModelProto) -> str | None:
+    """Return None if the result passes ONNX's full check, or a remark if the source did not pass it either."""
+    if data_bytes(result) > LARGEST_MESSAGE_BYTES:
+        return "too large for ONNX's checker"
+    problem = _problem(result)
+    if problem is None:
+        return None
+    if _problem(source) is None:
+        raise ModelError(f"the rewritten model is not valid ONNX: {problem}", hint="this is a bug of onnx-gconv: please report it")
+    return f"ONNX's checker objects to the source model already: {problem}"
+
+
+def _problem(model: onnx.ModelProto) -> str | None:
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        return " ".join(str(error).split())[:300]
+    return None

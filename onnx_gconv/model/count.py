@@ -1,0 +1,86 @@
+"""Parameters and multiply-accumulates (MACs) of a whole model.
+
+Parameters are the learned tensors: weights and biases of Conv, ConvTranspose, Gemm and MatMul, scale and bias of
+normalisations, slopes of PRelu, weights of recurrent layers; a tensor that several nodes read counts once. Running
+statistics are not learned. MACs are those of Conv, ConvTranspose, Gemm and MatMul; FLOPs = 2 x MACs, as in the paper.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.shapes import Shape
+
+LEARNED_INPUTS: dict[str, tuple[int, ...]] = {
+    "BatchNormalization": (1, 2),
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "GRU": (1, 2, 3),
+    "Gemm": (1, 2),
+    "GroupNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "LSTM": (1, 2, 3),
+    "LayerNormalization": (1, 2),
+    "MatMul": (0, 1),
+    "PRelu": (1,),
+    "RNN": (1, 2, 3),
+}
+MULTIPLYING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a model costs. `macs` is None when the shape of some multiplying node is not known."""
+
+    params: int
+    macs: int | None
+    node_macs: Mapping[str, int | None]  # by the node's first output
+
+    @property
+    def flops(self) -> int | None:
+        return None if self.macs is None else 2 * self.macs
+
+
+def count(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Shape]) -> Count:
+    """Return the parameters and MACs of the main graph (bodies of If and Loop are not counted)."""
+    learned: dict[str, int] = {}
+    node_macs: dict[str, int | None] = {}
+    for node in model.graph.node:
+        for slot in LEARNED_INPUTS.get(node.op_type, ()):
+            if slot < len(node.input) and constants.is_constant(node.input[slot]):
+                origin = constants.origin(node.input[slot])
+                learned[origin] = math.prod(shapes.get(origin, shapes.get(node.input[slot], ())))
+        if node.op_type in MULTIPLYING:
+            node_macs[node.output[0]] = _macs(node, shapes)
+    known = [macs for macs in node_macs.values() if macs is not None]
+    return Count(sum(learned.values()), sum(known) if len(known) == len(node_macs) else None, node_macs)
+
+
+def unresolved(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> list[str]:
+    """Return the tensors whose shapes are missing to count every MAC."""
+    names = []
+    for node in model.graph.node:
+        if node.op_type in MULTIPLYING and _macs(node, shapes) is None:
+            names += [name for name in (node.input[0], node.input[1], node.output[0]) if name not in shapes]
+    return list(dict.fromkeys(names))
+
+
+def _macs(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
+    data, weight, result = (shapes.get(name) for name in (node.input[0], node.input[1], node.output[0]))
+    if result is None or (weight is None and node.op_type != "Gemm"):
+        return None
+    if node.op_type == "Conv":
+        return math.prod(result) * math.prod(weight[1:]) if weight else None
+    if data is None:
+        return None
+    if node.op_type == "ConvTranspose":
+        return math.prod(data) * math.prod(weight[1:]) if weight else None
+    inner = data[0] if node.op_type == "Gemm" and _attribute(node, "transA") else data[-1]
+    return math.prod(result) * inner
+
+
+def _attribute(node: onnx.NodeProto, name: str) -> int:
+    return next((attribute.i for attribute in node.attribute if attribute.name == name), 0)

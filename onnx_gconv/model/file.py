@@ -1,0 +1,126 @@
+"""Model files: load with every failure as one sentence, save with external data where it is needed."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+from onnx.external_data_helper import load_external_data_for_model, uses_external_data
+
+from onnx_gconv.errors import ModelError
+from onnx_gconv.files import staged
+
+# Protobuf refuses messages of 2 GiB; leave room for what is not tensor data.
+LARGEST_MESSAGE_BYTES = 2**31 - 2**24
+
+
+def load(path: Path) -> onnx.ModelProto:
+    """Return the model in the file, external data included."""
+    if path.is_dir():
+        raise ModelError(f"'{path}' is a folder, not an ONNX file.", hint="name the .onnx file inside it")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError(f"there is no file '{path}'.", hint="check the path; models/digits.onnx ships with the source") from error
+    except OSError as error:
+        raise ModelError(f"cannot read '{path}': {error.strerror}.", hint="check the file's permissions") from error
+    if not data:
+        raise ModelError(f"'{path}' is empty.", hint="export the model again")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(
+            f"'{path}' is not an ONNX model, or it is cut short ({len(data):,} bytes).",
+            hint="export or download it again; a Git LFS pointer is a text file of some 130 bytes",
+        ) from error
+    # Protobuf reads many a stray file as an empty message.
+    if not model.graph.node or not model.opset_import:
+        raise ModelError(f"'{path}' holds no ONNX graph with nodes.", hint="export or download it again")
+    external = external_files(model)
+    try:
+        load_external_data_for_model(model, str(path.parent))
+    except Exception as error:  # onnx raises its checker's error, OSError or ValueError, by version
+        raise ModelError(
+            f"'{path}' keeps its weights in {', '.join(repr(name) for name in external)} beside it, which cannot be read: "
+            f"{str(error).splitlines()[0]}",
+            hint="put the data file beside the model, under the name it had when it was exported",
+        ) from error
+    return model
+
+
+def external_files(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the names of the data files that a just parsed model refers to."""
+    return tuple(
+        sorted(
+            {
+                entry.value
+                for tensor in _tensors(model.graph)
+                if uses_external_data(tensor)
+                for entry in tensor.external_data
+                if entry.key == "location"
+            }
+        )
+    )
+
+
+def has_external_data(path: Path) -> bool:
+    """Return whether the model in the file keeps weights in other files."""
+    return bool(external_files(onnx.load(str(path), format="protobuf", load_external_data=False)))
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("g"):
+                yield from _tensors(attribute.g)
+
+
+def sha256(path: Path) -> str:
+    """Return the hash of the model file, in hexadecimal (external data not included)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def bytes_on_disk(path: Path) -> int:
+    """Return the size of the model file and the data files it refers to."""
+    model = onnx.load(str(path), format="protobuf", load_external_data=False)
+    return path.stat().st_size + sum((path.parent / name).stat().st_size for name in external_files(model))
+
+
+def save(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> None:
+    """Write the model, and `<name>.data` beside it when asked to or when one file cannot hold it.
+
+    Not atomic by itself: write into a `staged` folder.
+    """
+    if external_data or data_bytes(model) > LARGEST_MESSAGE_BYTES:
+        onnx.save_model(
+            model,
+            str(path),
+            format="protobuf",
+            save_as_external_data=True,
+            all_tensors_to_one_file=True,
+            location=f"{path.name}.data",
+        )
+        # onnx leaves the references in the model: put the data back, the caller still owns it.
+        load_external_data_for_model(model, str(path.parent))
+        return
+    try:
+        path.write_bytes(model.SerializeToString(deterministic=True))
+    except EncodeError as error:
+        raise ModelError(f"'{path.name}' cannot be serialised: {error}.", hint="report this model") from error
+
+
+def save_atomically(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> None:
+    """Write one model so that it is there whole or not at all."""
+    with staged(path.parent) as staging:
+        save(model, staging / path.name, external_data=external_data)
+
+
+def data_bytes(model: onnx.ModelProto) -> int:
+    """Return the size of the raw tensor data, which is nearly all of a model's size."""
+    return sum(len(tensor.raw_data) for tensor in _tensors(model.graph))

@@ -1,0 +1,167 @@
+"""A model as the rest of the tool sees it: layers that can be grouped, Convs that cannot, and what it all costs."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnx_gconv.errors import ModelError
+from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs
+from onnx_gconv.model.count import Count, count, unresolved
+from onnx_gconv.model.shapes import Shape, infer
+
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+ObserveShapes = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Shape]], dict[str, Shape]]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One Conv that could be grouped, named by its output tensor."""
+
+    name: str
+    label: str
+    out_channels: int
+    in_channels: int
+    kernel: Shape
+    groups: int  # that it has already
+    weight: str  # the tensor that holds the weight
+    dtype: str
+    macs: int | None
+
+    @property
+    def weights(self) -> int:
+        """Number of weights, bias not included."""
+        return self.out_channels * (self.in_channels // self.groups) * math.prod(self.kernel)
+
+    @property
+    def legal_groups(self) -> tuple[int, ...]:
+        """Every number of groups it can have, the present one first: G divides both channel counts and refines it."""
+        common = math.gcd(self.in_channels, self.out_channels)
+        return tuple(g for g in range(self.groups, common + 1, self.groups) if common % g == 0)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """One Conv that stays as it is, and why."""
+
+    name: str
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Network:
+    """The layers and skipped Convs of a model in graph order, and its cost at `input_shapes`."""
+
+    layers: tuple[Layer, ...]
+    skipped: tuple[Skipped, ...]
+    count: Count
+    input_shapes: Mapping[str, Shape]
+
+
+def read(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: ObserveShapes | None = None) -> Network:
+    """Return the network at these input shapes.
+
+    Where shape inference cannot settle the shapes that MACs need, `observe` (a run of the model) is asked.
+    """
+    constants = Constants(model)
+    shapes = infer(model, inputs)
+    missing = unresolved(model, shapes)
+    if missing and observe is not None:
+        shapes |= observe(model, missing, inputs)
+    counted = count(model, constants, shapes)
+    layers, skipped = find_convs(model, constants, counted.node_macs)
+    return Network(tuple(layers), tuple(skipped), counted, dict(inputs))
+
+
+def find_convs(
+    model: onnx.ModelProto, constants: Constants, node_macs: Mapping[str, int | None]
+) -> tuple[list[Layer], list[Skipped]]:
+    """Return every Conv of the model in graph order, as a layer or as skipped with the reason."""
+    layers: list[Layer] = []
+    skipped: list[Skipped] = []
+    weight_slots = {(node.output[0], 1) for node in model.graph.node if _is_conv(node)}
+    for node in model.graph.node:
+        if _is_conv(node):
+            found = _layer(node, constants, node_macs)
+            if isinstance(found, Layer) and not constants.readers(found.weight) <= weight_slots:
+                found = Skipped(found.name, found.label, "its weight is also read by something that is not a Conv")
+            if isinstance(found, Layer):
+                layers.append(found)
+            else:
+                skipped.append(found)
+        skipped += _inside(node)
+    for function in model.functions:
+        skipped += [
+            Skipped(f"{function.name}:{node.output[0]}", node.name or node.output[0], f"it is inside the function {function.name!r}")
+            for node in function.node
+            if _is_conv(node)
+        ]
+    return layers, skipped
+
+
+def layer_weight(constants: Constants, layer: Layer) -> NDArray[np.generic]:
+    """Return the layer's weight, refusing NaN and infinity, which no importance can rank."""
+    weight = constants.value(layer.weight)
+    if not np.isfinite(np.sum(weight, dtype=np.float64)):  # one NaN or infinity makes the sum one
+        raise ModelError(
+            f"the weight {layer.weight!r} of Conv {layer.label!r} holds NaN or infinity.",
+            hint="export the model again from a healthy checkpoint",
+        )
+    return weight
+
+
+def _is_conv(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Conv" and node.domain in STANDARD_DOMAINS
+
+
+def _inside(node: onnx.NodeProto) -> Iterator[Skipped]:
+    for graph in inner_graphs(node):
+        for inner in graph.node:
+            if _is_conv(inner):
+                where = f"it is inside the {node.op_type} node {node.name or node.output[0]!r}"
+                yield Skipped(inner.output[0], inner.name or inner.output[0], where)
+            yield from _inside(inner)
+
+
+def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, int | None]) -> Layer | Skipped:
+    name, label = node.output[0], node.name or node.output[0]
+
+    def skip(reason: str) -> Skipped:
+        return Skipped(name, label, reason)
+
+    if not constants.is_constant(node.input[1]):
+        return skip("its weight is computed at run time")
+    if constants.quantised(node.input[1]):
+        return skip("its weight is quantised (QuantizeLinear/DequantizeLinear)")
+    if len(node.input) > 2 and node.input[2] and not constants.is_constant(node.input[2]):
+        return skip("its bias is computed at run time")
+    try:
+        weight = constants.value(node.input[1])
+    except ModelError as error:
+        return skip(str(error))
+    if weight.dtype.name not in FLOATS:
+        return skip(f"its weight has type {weight.dtype.name}")
+    groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+    layer = Layer(
+        name=name,
+        label=label,
+        out_channels=weight.shape[0],
+        in_channels=weight.shape[1] * groups,
+        kernel=weight.shape[2:],
+        groups=groups,
+        weight=constants.origin(node.input[1]),
+        dtype=weight.dtype.name,
+        macs=node_macs.get(name),
+    )
+    if layer.groups == layer.in_channels:
+        return skip("depthwise: each group has one input channel already" if groups > 1 else "it has one input channel")
+    if len(layer.legal_groups) < 2:
+        more = f" in each of its {groups} groups" if groups > 1 else ""
+        return skip(
+            f"{layer.in_channels // groups} input and {layer.out_channels // groups} output channels{more} have no common divisor"
+        )
+    return layer

@@ -1,0 +1,108 @@
+"""The shape of every tensor at one fixed input shape."""
+
+from collections.abc import Mapping
+
+import onnx
+
+from onnx_gconv.errors import ModelError
+from onnx_gconv.model.shell import shell
+
+Shape = tuple[int, ...]
+
+# What a dynamic axis counts as when nobody says: one image of ImageNet's size.
+BATCH_HINT = 1
+SPATIAL_HINT = 224
+CHANNEL_HINT = 3
+
+
+def free_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Return the graph inputs that a caller feeds: those that are not initializers."""
+    constant = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in constant]
+
+
+def declared_shape(value: onnx.ValueInfoProto) -> list[int | None] | None:
+    """Return the shape as declared, None for each dynamic axis (exporters also write those as -1 or 0)."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return [dim.dim_value if dim.dim_value > 0 else None for dim in value.type.tensor_type.shape.dim]
+
+
+def parse_input_shapes(texts: list[str], model: onnx.ModelProto) -> dict[str, Shape]:
+    """Return the shapes that `--input-shape` gives: `1x3x224x224`, or `NAME=1x3x224x224` for one of several inputs."""
+    names = [value.name for value in free_inputs(model)]
+    shapes: dict[str, Shape] = {}
+    for text in texts:
+        name, equals, dims = text.rpartition("=")
+        if not equals and len(names) != 1:
+            raise ModelError(
+                f"--input-shape {text!r} does not say which of the {len(names)} inputs it means.",
+                hint=f"write NAME={text}; the inputs are {', '.join(names)}",
+            )
+        name = name or names[0]
+        try:
+            shape = tuple(int(dim) for dim in dims.replace(",", "x").split("x"))
+        except ValueError as error:
+            raise ModelError(f"--input-shape {text!r} is not a shape.", hint="write it like 1x3x224x224") from error
+        declared = next((declared_shape(value) for value in free_inputs(model) if value.name == name), None)
+        if name not in names:
+            raise ModelError(f"the model has no input {name!r}.", hint=f"its inputs are {', '.join(names)}")
+        if min(shape) < 1 or (
+            declared is not None
+            and (len(declared) != len(shape) or any(want not in (None, dim) for want, dim in zip(declared, shape, strict=True)))
+        ):
+            wanted = "x".join("?" if dim is None else str(dim) for dim in declared or [])
+            raise ModelError(f"input {name!r} cannot have the shape {dims}.", hint=f"the model declares {wanted}")
+        shapes[name] = shape
+    return shapes
+
+
+def input_shapes(model: onnx.ModelProto, given: Mapping[str, Shape], *, spatial: int = SPATIAL_HINT) -> dict[str, Shape]:
+    """Return a fixed shape for each input: as given, else as declared with hints for its dynamic axes."""
+    shapes = {}
+    for value in free_inputs(model):
+        declared = declared_shape(value)
+        if value.name in given:
+            shapes[value.name] = given[value.name]
+        elif declared is not None:
+            shapes[value.name] = tuple(_hint(axis, len(declared), spatial) if dim is None else dim for axis, dim in enumerate(declared))
+    return shapes
+
+
+def _hint(axis: int, rank: int, spatial: int) -> int:
+    if axis == 0:
+        return BATCH_HINT
+    return CHANNEL_HINT if axis == 1 and rank >= 4 else spatial
+
+
+def has_dynamic_axes(model: onnx.ModelProto, given: Mapping[str, Shape]) -> bool:
+    """Return whether any axis but the batch is dynamic and not given: then MACs rest on a hint."""
+    return any(
+        None in (declared_shape(value) or [])[1:] for value in free_inputs(model) if value.name not in given
+    )
+
+
+def infer(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the shape of every tensor that ONNX's shape inference can settle at these input shapes."""
+    structure = shell(model)
+    for value in structure.graph.input:
+        if value.name in inputs:
+            del value.type.tensor_type.shape.dim[:]
+            for size in inputs[value.name]:
+                value.type.tensor_type.shape.dim.add().dim_value = size
+    # Declared output shapes may hold the dynamic axes' names, or a stale batch size: infer them afresh.
+    for value in structure.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(structure, data_prop=True)
+    except Exception:  # inference gives up on a malformed op with several exception types: then nothing is known
+        return {}
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    shapes.update(inputs)
+    for value in (*inferred.graph.value_info, *inferred.graph.output):
+        shape = declared_shape(value)
+        # A zero-sized axis is dropped by declared_shape as dynamic: such tensors do not carry channels.
+        if shape is not None and None not in shape:
+            shapes[value.name] = tuple(dim for dim in shape if dim is not None)
+    return shapes

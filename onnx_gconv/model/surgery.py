@@ -1,0 +1,172 @@
+"""Editing a model with onnx-graphsurgeon, and losing nothing on the way.
+
+An onnx-graphsurgeon import and export drops metadata, value infos, node doc strings and initializers listed as inputs,
+and fails on outputs that are sequences or maps. So the graph it edits is a shell of the model (names and structure), and
+`finish` takes from it only what the edit changed: every other node and tensor comes from the source, byte for byte.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from onnx_gconv.model.constants import inner_graphs, outer_reads
+from onnx_gconv.model.shell import shell
+
+# Below this IR version an initializer has to be a graph input as well; new constants become Constant nodes instead.
+FREE_INITIALIZERS_IR = 4
+
+
+class Surgery:
+    """One edit of one model: change `graph`, make constants with `constant`, then `finish`."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._source = model
+        structure = shell(model)
+        for value in (*structure.graph.input, *structure.graph.output):
+            value.ClearField("type")  # by name only: graphsurgeon cannot express every type
+        self.graph: gs.Graph = gs.import_onnx(structure)
+        self._origins = {id(node): proto for node, proto in zip(self.graph.nodes, model.graph.node, strict=True)}
+        self._attributes = {id(node): dict(node.attrs) for node in self.graph.nodes}
+        self._values: dict[str, NDArray[np.generic]] = {}
+        self._names = set(_names(model.graph))
+
+    def unique(self, name: str) -> str:
+        """Return `name`, numbered if the model has it already, and reserve it."""
+        candidate, number = name, 1
+        while candidate in self._names:
+            number += 1
+            candidate = f"{name}_{number}"
+        self._names.add(candidate)
+        return candidate
+
+    def constant(self, name: str, value: NDArray[np.generic]) -> gs.Constant:
+        """Return a constant tensor of this very name; it replaces one that the model may have under it."""
+        self._values[name] = value
+        return gs.Constant(name, value)
+
+    def tensor(self, name: str) -> gs.Constant:
+        """Return the constant that was made under this name."""
+        return gs.Constant(name, self._values[name])
+
+    def variable(self, name: str) -> gs.Variable:
+        """Return a new tensor under a unique name."""
+        return gs.Variable(self.unique(name))
+
+    def node_of(self, output: str) -> gs.Node:
+        """Return the node whose first output has this name."""
+        return next(node for node in self.graph.nodes if node.outputs and node.outputs[0].name == output)
+
+    def insert(self, new: gs.Node, *, before: gs.Node | None = None, after: gs.Node | None = None) -> None:
+        """Put a node beside another one, so that the list stays in topological order."""
+        anchor = before if before is not None else after
+        index = next(i for i, node in enumerate(self.graph.nodes) if node is anchor)
+        self.graph.nodes.insert(index if before is not None else index + 1, new)
+
+    def finish(self) -> onnx.ModelProto:
+        """Return the edited model: the source but for the nodes and constants that changed or became unused."""
+        source = self._source.graph
+        nodes = [self._node(node) for node in self.graph.nodes if not self._is_replaced(node)]
+        used_before = set(_reads(source.node)) | {value.name for value in source.output}
+        nodes, used = _without_orphans(nodes, used_before, {value.name for value in source.output})
+        replaced = {tensor.name for tensor in source.initializer} & self._values.keys()
+        tensors = [
+            numpy_helper.from_array(self._values[tensor.name], tensor.name) if tensor.name in replaced else tensor
+            for tensor in source.initializer
+            if tensor.name in used or tensor.name not in used_before
+        ]
+        new = [numpy_helper.from_array(value, name) for name, value in self._values.items() if name not in replaced and name in used]
+        if self._source.ir_version < FREE_INITIALIZERS_IR:
+            nodes = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in new] + nodes
+        else:
+            tensors += new
+        return self._assemble(nodes, tensors)
+
+    def _is_replaced(self, node: gs.Node) -> bool:
+        """Return whether a Constant node's output is now an initializer under the same name."""
+        return node.op == "Constant" and node.outputs[0].name in self._values
+
+    def _node(self, node: gs.Node) -> onnx.NodeProto:
+        origin = self._origins.get(id(node))
+        attributes = self._attributes.get(id(node), {})
+        if (
+            origin is not None
+            and [tensor.name for tensor in node.inputs] == list(origin.input)
+            and [tensor.name for tensor in node.outputs] == list(origin.output)
+            and node.attrs.keys() == attributes.keys()
+            and all(node.attrs[key] is attributes[key] for key in attributes)
+        ):
+            return origin
+        proto = onnx.helper.make_node(
+            node.op,
+            [tensor.name for tensor in node.inputs],
+            [tensor.name for tensor in node.outputs],
+            name=node.name,
+            domain=node.domain or "",
+            **node.attrs,
+        )
+        if origin is not None:
+            proto.doc_string = origin.doc_string
+            proto.metadata_props.extend(origin.metadata_props)
+        return proto
+
+    def _assemble(self, nodes: list[onnx.NodeProto], tensors: list[onnx.TensorProto]) -> onnx.ModelProto:
+        source = self._source
+        result = onnx.ModelProto()
+        for field, value in source.ListFields():
+            if field.name != "graph":
+                _copy_field(result, field.name, value)
+        present = {name for node in nodes for name in node.output} | {tensor.name for tensor in tensors}
+        constants = {tensor.name for tensor in source.graph.initializer}
+        for field, value in source.graph.ListFields():
+            if field.name not in ("node", "initializer", "input", "value_info"):
+                _copy_field(result.graph, field.name, value)
+        # An initializer that was listed as an input and is gone leaves the inputs too.
+        result.graph.input.extend(v for v in source.graph.input if v.name not in constants or v.name in present)
+        result.graph.value_info.extend(v for v in source.graph.value_info if v.name in present)
+        result.graph.node.extend(nodes)
+        result.graph.initializer.extend(tensors)
+        return result
+
+
+def _copy_field(target: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> None:
+    if isinstance(value, (str, int)):
+        setattr(target, name, value)
+    else:
+        getattr(target, name).extend(value)
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield every tensor and node name, those of inner graphs too."""
+    for tensor in graph.initializer:
+        yield tensor.name
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+    for node in graph.node:
+        yield node.name
+        yield from node.output
+        for inner in inner_graphs(node):
+            yield from _names(inner)
+
+
+def _reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Yield every tensor name that these nodes read, from inside their inner graphs too."""
+    for node in nodes:
+        yield from node.input
+        for inner in inner_graphs(node):
+            yield from outer_reads(inner)
+
+
+def _without_orphans(
+    nodes: list[onnx.NodeProto], used_before: set[str], outputs: set[str]
+) -> tuple[list[onnx.NodeProto], set[str]]:
+    """Return the nodes less those whose result the edit left unread, and the names that are read."""
+    while True:
+        used = set(_reads(nodes)) | outputs
+        kept = [node for node in nodes if not any(name in used_before for name in node.output) or any(name in used for name in node.output)]
+        if len(kept) == len(nodes):
+            return nodes, used
+        nodes = kept

@@ -1,0 +1,211 @@
+"""The plan: what to do to each Conv, and its file. The seam between deciding and doing."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx_gconv.errors import PlanError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """One layer to be grouped: G and the orders of its channels (`order[new] = old`)."""
+
+    name: str
+    label: str
+    out_channels: int
+    in_channels: int
+    groups: int
+    kept: float
+    in_order: tuple[int, ...]
+    out_order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SkippedConv:
+    """One Conv that is left as it is, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Parameters and MACs of a whole model; MACs are None where they could not be counted."""
+
+    params: int
+    macs: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decision: budget, criterion, seed, one grouping per chosen layer, and every other Conv with its reason."""
+
+    source_sha256: str
+    criterion: str
+    solver: str
+    search: str
+    seed: int
+    budget: Mapping[str, int]
+    gathers: str
+    before: Totals
+    after: Totals
+    layers: tuple[PlannedLayer, ...]
+    skipped: tuple[SkippedConv, ...]
+
+
+def to_json(plan: Plan) -> str:
+    """Return the plan file's text: one layer a line, nothing in it that differs from run to run."""
+    head = {
+        "format": FORMAT,
+        "source_sha256": plan.source_sha256,
+        "criterion": plan.criterion,
+        "solver": plan.solver,
+        "search": plan.search,
+        "seed": plan.seed,
+        "budget": dict(plan.budget),
+        "gathers": plan.gathers,
+        "before": vars(plan.before),
+        "after": vars(plan.after),
+    }
+    lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
+    return f'{{{lines},\n "layers": {_rows(plan.layers)},\n "skipped": {_rows(plan.skipped)}}}\n'
+
+
+def _rows(items: tuple[PlannedLayer, ...] | tuple[SkippedConv, ...]) -> str:
+    if not items:
+        return "[]"
+    return "[\n  " + ",\n  ".join(json.dumps(vars(item), ensure_ascii=False) for item in items) + "]"
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan in the file; every malformed field is named with its file and layer."""
+    return from_json(read_json(path), str(path))
+
+
+def read_json(path: Path) -> object:
+    """Return the JSON in the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PlanError(f"there is no file '{path}'.", hint="make one with `onnx-gconv plan MODEL -o plan.json`") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read '{path}': {error}.", hint="name a plan file") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise PlanError(f"'{path}' is not JSON: {error}.", hint="re-run `onnx-gconv plan`, or mend the file") from error
+
+
+def from_json(data: object, path: str) -> Plan:
+    """Return the plan that parsed JSON stands for; `path` is for the messages."""
+    top = _Fields(data, path)
+    if top.integer("format") != FORMAT:
+        raise PlanError(f"{path}: format {top.integer('format')} is not known.", hint=f"this version reads format {FORMAT}")
+    budget = _Fields(top.any("budget"), f"{path}: budget")
+    layers = [_Fields(item, f"{path}: layers[{i}]") for i, item in enumerate(top.items("layers"))]
+    skipped = [_Fields(item, f"{path}: skipped[{i}]") for i, item in enumerate(top.items("skipped"))]
+    plan = Plan(
+        source_sha256=top.string("source_sha256"),
+        criterion=top.string("criterion"),
+        solver=top.string("solver"),
+        search=top.string("search"),
+        seed=top.integer("seed"),
+        budget={name: budget.integer(name) for name in budget.names()},
+        gathers=top.string("gathers"),
+        before=_totals(_Fields(top.any("before"), f"{path}: before")),
+        after=_totals(_Fields(top.any("after"), f"{path}: after")),
+        layers=tuple(_layer(fields) for fields in layers),
+        skipped=tuple(SkippedConv(fields.string("name"), fields.string("reason")) for fields in skipped),
+    )
+    names = [layer.name for layer in plan.layers]
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError(f"{path}: layer {name!r} is there twice.", hint="remove one of the two lines")
+    return plan
+
+
+def _totals(fields: "_Fields") -> Totals:
+    return Totals(fields.integer("params"), None if fields.any("macs") is None else fields.integer("macs"))
+
+
+def _layer(fields: "_Fields") -> PlannedLayer:
+    fields = fields.named(fields.string("name"))
+    layer = PlannedLayer(
+        name=fields.string("name"),
+        label=fields.string("label"),
+        out_channels=fields.integer("out_channels"),
+        in_channels=fields.integer("in_channels"),
+        groups=fields.integer("groups"),
+        kept=fields.number("kept"),
+        in_order=fields.order("in_order", "in_channels"),
+        out_order=fields.order("out_order", "out_channels"),
+    )
+    if layer.groups < 1 or layer.in_channels % layer.groups or layer.out_channels % layer.groups:
+        raise PlanError(
+            f"{fields.where}: {layer.groups} groups do not divide {layer.in_channels} input and {layer.out_channels} output channels.",
+            hint="re-run `onnx-gconv plan` or edit the field 'groups'",
+        )
+    return layer
+
+
+class _Fields:
+    """A JSON object whose fields are read with their type checked; `where` begins every message."""
+
+    def __init__(self, data: object, where: str) -> None:
+        if not isinstance(data, dict):
+            raise PlanError(f"{where}: expected an object, found {_kind(data)}.", hint="re-run `onnx-gconv plan`")
+        self._data = data
+        self.where = where
+
+    def named(self, name: str) -> "_Fields":
+        return _Fields(self._data, f"{self.where} {name!r}")
+
+    def names(self) -> list[str]:
+        return list(self._data)
+
+    def any(self, field: str) -> object:
+        if field not in self._data:
+            raise PlanError(f"{self.where}: the field {field!r} is missing.", hint="re-run `onnx-gconv plan`")
+        return self._data[field]
+
+    def string(self, field: str) -> str:
+        value = self.any(field)
+        if not isinstance(value, str):
+            raise self._wrong(field, "a string", value)
+        return value
+
+    def integer(self, field: str) -> int:
+        value = self.any(field)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._wrong(field, "a whole number", value)
+        return value
+
+    def number(self, field: str) -> float:
+        value = self.any(field)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise self._wrong(field, "a number", value)
+        return float(value)
+
+    def items(self, field: str) -> list[object]:
+        value = self.any(field)
+        if not isinstance(value, list):
+            raise self._wrong(field, "a list", value)
+        return value
+
+    def order(self, field: str, channels_field: str) -> tuple[int, ...]:
+        values, channels = self.items(field), self.integer(channels_field)
+        if [type(value) for value in values] != [int] * channels or sorted(values) != list(range(channels)):  # type: ignore[type-var]
+            raise PlanError(
+                f"{self.where}: {field!r} is not an order of {channels} channels (each of 0 to {channels - 1} once).",
+                hint="re-run `onnx-gconv plan` or mend the field",
+            )
+        return tuple(value for value in values if isinstance(value, int))
+
+    def _wrong(self, field: str, wanted: str, value: object) -> PlanError:
+        return PlanError(f"{self.where}: {field!r} must be {wanted}, not {_kind(value)}.", hint="re-run `onnx-gconv plan` or mend the field")
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"

@@ -1,0 +1,1 @@
+"""Telling people: tables and report.json."""

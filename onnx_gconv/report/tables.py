@@ -1,0 +1,110 @@
+"""Tables for people, on stdout."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from onnx_gconv.model.network import Network
+from onnx_gconv.plan import Plan
+from onnx_gconv.report.record import Cost
+from onnx_gconv.verify import Verification
+
+UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+
+
+def short(number: float | None) -> str:
+    """Return the number in three or four digits: 11.7M, 507k, 12; a question mark when it is not known."""
+    if number is None:
+        return "?"
+    for size, unit in UNITS:
+        if number >= size:
+            return f"{number / size:.4g}{unit}"
+    return f"{number:.4g}"
+
+
+def _console() -> Console:
+    # Not a terminal: wide enough that nothing is cut, as `| less -S` or a file would want it.
+    console = Console(markup=False, highlight=False, emoji=False)
+    return console if console.is_terminal else Console(width=160, markup=False, highlight=False, emoji=False)
+
+
+def print_network(network: Network) -> None:
+    """Print every Conv: shape, legal G, what it costs; those skipped with the reason; totals."""
+    console = _console()
+    table = Table("layer", "in → out", "kernel", "legal groups", "weights", "MACs", title="Convs that can be grouped")
+    for column in table.columns[4:]:
+        column.justify = "right"
+    for layer in network.layers:
+        channels = f"{layer.in_channels} → {layer.out_channels}" + (f" (groups {layer.groups})" if layer.groups > 1 else "")
+        legal = " ".join(map(str, layer.legal_groups[1:]))
+        table.add_row(layer.label, channels, "×".join(map(str, layer.kernel)), legal, short(layer.weights), short(layer.macs))
+    if network.layers:
+        console.print(table)
+    print_skipped([(conv.label, conv.reason) for conv in network.skipped], title="Convs that stay as they are")
+    count = network.count
+    print(
+        f"{len(network.layers)} of {len(network.layers) + len(network.skipped)} Convs can be grouped. "
+        f"Whole model: {short(count.params)} parameters, {short(count.macs)} MACs, {short(count.flops)} FLOPs."
+    )
+
+
+def print_skipped(rows: Sequence[tuple[str, str]], *, title: str) -> None:
+    """Print Convs with the reason why each stays as it is."""
+    if rows:
+        table = Table("Conv", "why", title=title)
+        for name, reason in rows:
+            table.add_row(name, reason)
+        _console().print(table)
+
+
+def print_plan(plan: Plan) -> None:
+    """Print each planned layer with its groups and the share of importance it keeps."""
+    table = Table("layer", "in → out", "groups", "kept", title="Plan")
+    table.columns[2].justify = table.columns[3].justify = "right"
+    for layer in plan.layers:
+        table.add_row(layer.label, f"{layer.in_channels} → {layer.out_channels}", str(layer.groups), f"{layer.kept:.1%}")
+    _console().print(table)
+
+
+def print_totals(before: dict[str, int | None], after: dict[str, int | None]) -> None:
+    """Print what the model costs before and after, and the share that is left."""
+    table = _totals_table(before, after)
+    _console().print(table)
+
+
+def print_outcome(before: Cost, after: Cost, *, gathers: tuple[int, int], verification: Verification | None) -> None:
+    """Print the before/after table of a compressed model, Gathers and verification error included."""
+    table = _totals_table(before.as_dict(), after.as_dict())
+    naive, written = gathers
+    table.add_row("Gathers", "0", str(written), f"of {naive} naive")
+    if verification is None:
+        table.add_row("verification", "", "not run", "")
+    else:
+        state = "passed" if verification.passed else "FAILED"
+        table.add_row("verification", "", f"{verification.max_rel_error:.1e}", f"{state}, limit {verification.tolerance:.0e}")
+    _console().print(table)
+
+
+def _totals_table(before: dict[str, int | None], after: dict[str, int | None]) -> Table:
+    titles = {"params": "parameters", "macs": "MACs", "flops": "FLOPs", "bytes": "size", "nodes": "nodes"}
+    table = Table("", "before", "after", "left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for key, value in before.items():
+        left, now = "", after[key]
+        if value and now is not None:
+            left = f"{now / value:.1%}"
+        unit = "B" if key == "bytes" else ""
+        text = [str(number) if key == "nodes" else short(number) + unit for number in (value, now)]
+        table.add_row(titles[key], *text, left)
+    return table
+
+
+def print_verification(verification: Verification) -> None:
+    """Print the worst difference of each output."""
+    table = Table("output", "max difference", "of the largest value", "", title=f"{verification.samples} seeded inputs")
+    for name, difference in verification.outputs.items():
+        remark = difference.inconclusive or ("ok" if difference.max_rel <= verification.tolerance else "differs")
+        table.add_row(name, f"{difference.max_abs:.2e}", f"{difference.max_rel:.2e}", remark)
+    _console().print(table)

@@ -1,0 +1,66 @@
+"""Whether a plan fits a model: names and shapes agree; weights may differ, a fine-tuned model fits too."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from onnx_gconv.errors import PlanError
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.network import Layer, find_convs
+from onnx_gconv.plan import Plan, PlannedLayer
+from onnx_gconv.solve.grouping import Order
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A layer of the model, and what the plan does to it."""
+
+    layer: Layer
+    groups: int
+    in_order: Order
+    out_order: Order
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two layers with one weight must have in common to share it still."""
+        return (self.layer.weight, self.layer.groups, self.groups, self.in_order.tobytes(), self.out_order.tobytes())
+
+
+def fit(model: onnx.ModelProto, plan: Plan, constants: Constants) -> list[Fitted]:
+    """Return the planned layers as the model has them, or say what does not fit."""
+    layers, skipped = find_convs(model, constants, {})
+    by_name = {layer.name: layer for layer in layers}
+    reasons = {conv.name: conv.reason for conv in skipped}
+    result = []
+    for planned in plan.layers:
+        if planned.name not in by_name:
+            why = f"cannot be grouped in this model: {reasons[planned.name]}" if planned.name in reasons else "is not in this model"
+            raise PlanError(f"the plan's layer {planned.name!r} {why}.", hint="plan this very model: `onnx-gconv plan`")
+        result.append(_fit_layer(by_name[planned.name], planned))
+    return result
+
+
+def _fit_layer(layer: Layer, planned: PlannedLayer) -> Fitted:
+    if (layer.out_channels, layer.in_channels) != (planned.out_channels, planned.in_channels):
+        raise PlanError(
+            f"the plan's layer {planned.name!r} has {planned.in_channels} input and {planned.out_channels} output channels, "
+            f"the model's has {layer.in_channels} and {layer.out_channels}.",
+            hint="plan this very model: `onnx-gconv plan`",
+        )
+    if planned.groups not in layer.legal_groups:
+        raise PlanError(
+            f"the plan's layer {planned.name!r} asks for {planned.groups} groups, but "
+            f"{layer.in_channels} input and {layer.out_channels} output channels allow only {', '.join(map(str, layer.legal_groups))}.",
+            hint="re-run `onnx-gconv plan` or edit the plan",
+        )
+    fitted = Fitted(layer, planned.groups, np.asarray(planned.in_order), np.asarray(planned.out_order))
+    # Each new group must lie inside one of the groups the Conv has already.
+    old_in = fitted.in_order.reshape(planned.groups, -1) // (layer.in_channels // layer.groups)
+    old_out = fitted.out_order.reshape(planned.groups, -1) // (layer.out_channels // layer.groups)
+    if (old_in != old_in[:, :1]).any() or (old_out != old_in[:, :1]).any():
+        raise PlanError(
+            f"the plan's layer {planned.name!r} mixes channels of the {layer.groups} groups that the Conv has already.",
+            hint="re-run `onnx-gconv plan` or edit the plan's orders",
+        )
+    return fitted

@@ -1,0 +1,143 @@
+"""ONNX Runtime: sessions, and seeded inputs to feed them."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from onnx_gconv.errors import ModelError
+from onnx_gconv.model.file import LARGEST_MESSAGE_BYTES, data_bytes, save
+from onnx_gconv.model.shapes import Shape, free_inputs, input_shapes
+
+Feeds = dict[str, NDArray[np.generic]]
+Result = object  # an array, or a list or dict of them for sequences and maps
+
+# Tried in this order for dynamic axes: small first, larger ones for models that pool many times.
+SMALL_SIZES = (64, 32, 128, 224, 256, 320, 512, 640)
+QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """Return a CPU session as a user of the model would run it, or say why ONNX Runtime refuses the model."""
+    options = ort.SessionOptions()
+    options.log_severity_level = QUIET
+    try:
+        if data_bytes(model) <= LARGEST_MESSAGE_BYTES:
+            return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            save(model, path, external_data=True)
+            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
+        raise ModelError(
+            f"ONNX Runtime {ort.__version__} cannot load the model: {_first_line(error)}",
+            hint="only models that ONNX Runtime runs can be verified; `--no-verify` writes without the check",
+        ) from error
+
+
+def run(active: ort.InferenceSession, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Result]:
+    """Return the outputs by name."""
+    names = list(outputs) if outputs is not None else [value.name for value in active.get_outputs()]
+    try:
+        return dict(zip(names, active.run(names, feeds), strict=True))
+    except Exception as error:
+        shapes = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in feeds.items())
+        raise ModelError(
+            f"ONNX Runtime cannot run the model on inputs {shapes}: {_first_line(error)}",
+            hint="give a shape the model accepts with --input-shape, or write unverified with --no-verify",
+        ) from error
+
+
+def random_feeds(model: onnx.ModelProto, shapes: Mapping[str, Shape], rng: np.random.Generator) -> Feeds:
+    """Return inputs that suit each input's type: standard normal floats, pixel values for uint8, small whole numbers."""
+    feeds: Feeds = {}
+    for value in free_inputs(model):
+        element = value.type.tensor_type.elem_type
+        if value.name not in shapes or not element:
+            raise ModelError(f"input {value.name!r} has no known shape and type.", hint="give it with --input-shape NAME=1x3x224x224")
+        if element == onnx.TensorProto.STRING:
+            feeds[value.name] = np.full(shapes[value.name], "a", dtype=object)
+            continue
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
+        if np.issubdtype(dtype, np.integer):
+            # Whole numbers may be indices, lengths or flags: 0 and 1 are legal nearly everywhere.
+            high = 256 if dtype == np.uint8 else 2
+            feeds[value.name] = rng.integers(0, high, shapes[value.name]).astype(dtype)
+        elif dtype == np.bool_:
+            feeds[value.name] = rng.integers(0, 2, shapes[value.name]).astype(dtype)
+        else:
+            feeds[value.name] = rng.standard_normal(shapes[value.name]).astype(dtype)
+    return feeds
+
+
+def feed_batches(
+    model: onnx.ModelProto, active: ort.InferenceSession, *, given: Mapping[str, Shape], seed: int, samples: int
+) -> Iterator[Feeds]:
+    """Yield seeded inputs that the model really runs on; dynamic axes get the first small size that works."""
+    failure: ModelError | None = None
+    for spatial in SMALL_SIZES:
+        shapes = input_shapes(model, given, spatial=spatial)
+        rng = np.random.default_rng(seed)
+        first = random_feeds(model, shapes, rng)
+        try:
+            run(active, first)
+        except ModelError as error:
+            if shapes == input_shapes(model, given, spatial=1):
+                raise  # nothing is dynamic: no other size to try
+            failure = failure or error
+            continue
+        yield first
+        for _ in range(samples - 1):
+            yield random_feeds(model, shapes, rng)
+        return
+    assert failure is not None
+    raise failure
+
+
+def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return the model with these tensors as its only outputs."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.output[:]
+    result.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in names)
+    return result
+
+
+def observe_shapes(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the shapes that these tensors really have in a run at these input shapes; none if it cannot run."""
+    produced = {name for node in model.graph.node for name in node.output}
+    wanted = [name for name in names if name in produced]
+    try:
+        active = session(with_outputs(model, wanted))
+        results = run(active, random_feeds(model, inputs, np.random.default_rng(0)))
+    except ModelError:
+        return {}
+    return {name: value.shape for name, value in results.items() if isinstance(value, np.ndarray)}
+
+
+def installation_conflict() -> str | None:
+    """Return what is wrong when the CPU and GPU packages of ONNX Runtime overwrite each other, else None."""
+    installed = {name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)}
+    if len(installed) == 2 and "CUDAExecutionProvider" not in ort.get_available_providers():
+        return (
+            "onnxruntime and onnxruntime-gpu are both installed and the CPU one has overwritten the other: no GPU will be "
+            "used. Fix: pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+        )
+    return None
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,60 @@
+"""Budgets: what the compressed model may cost at most, in parameters, MACs or FLOPs."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from onnx_gconv.errors import BudgetError
+
+SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A budget as the user wrote it: a share of the whole model (`50%`) or a number (`1.9G`)."""
+
+    text: str
+    value: float
+    is_share: bool
+
+    def of(self, whole: int) -> int:
+        """Return the largest whole number that is within the limit."""
+        # 70 % of 10 is 7, though 0.7 * 10 is 6.999…: give floats the benefit of one part in 1e12.
+        amount = self.value * whole if self.is_share else self.value
+        return math.floor(amount * (1 + 1e-12))
+
+
+def parse_limit(text: str) -> Limit:
+    """Return the limit that `50%`, `300M`, `1.9G` or `5k` stands for."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([%kKmMgGtT]?)\s*", text)
+    if match is None or float(match[1]) == 0:
+        raise BudgetError(f"{text!r} is not a budget.", hint="write a share like 50% or a number like 300M, 1.9G, 5k")
+    number, unit = float(match[1]), match[2].lower()
+    if unit == "%":
+        return Limit(text.strip(), number / 100, is_share=True)
+    return Limit(text.strip(), number * SUFFIXES[unit], is_share=False)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most a model may have of each quantity; None where there is no limit."""
+
+    max_params: int | None = None
+    max_macs: int | None = None
+    max_flops: int | None = None
+
+    @property
+    def macs(self) -> int | None:
+        """The tighter of the MAC and FLOP limits, in MACs (one is two FLOPs)."""
+        limits = [limit for limit in (self.max_macs, None if self.max_flops is None else self.max_flops // 2) if limit is not None]
+        return min(limits, default=None)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the limits that are set, by the names the plan file uses."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def allows(self, params: int, macs: int | None) -> bool:
+        """Return whether a model of this cost is within every limit; unknown MACs are within no limit."""
+        if self.max_params is not None and params > self.max_params:
+            return False
+        return self.macs is None or (macs is not None and macs <= self.macs)

@@ -1,0 +1,73 @@
+"""The cost table: for each layer, what every number of groups costs and saves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx_gconv.errors import BudgetError
+from onnx_gconv.search.budget import Budget
+
+
+@dataclass(frozen=True)
+class Option:
+    """One number of groups for one row: its pruning cost, and what is left of weights and MACs."""
+
+    groups: int
+    cost: float
+    params: int
+    macs: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One decision: a layer, or several that share a weight and so can only shrink together."""
+
+    names: tuple[str, ...]
+    options: tuple[Option, ...]  # ascending in groups; the first is the layer as it is
+
+
+@dataclass(frozen=True)
+class Table:
+    """Every decision, and what the rest of the model costs."""
+
+    rows: tuple[Row, ...]
+    fixed_params: int
+    fixed_macs: int
+
+    def totals(self, choice: Sequence[int]) -> tuple[int, int]:
+        """Return the parameters and MACs of the model when row r takes its option choice[r]."""
+        chosen = [row.options[index] for row, index in zip(self.rows, choice, strict=True)]
+        return self.fixed_params + sum(o.params for o in chosen), self.fixed_macs + sum(o.macs for o in chosen)
+
+    def cost(self, choice: Sequence[int]) -> float:
+        """Return the summed pruning cost of a choice."""
+        return sum(row.options[index].cost for row, index in zip(self.rows, choice, strict=True))
+
+    def smallest(self) -> list[int]:
+        """Return the choice with every layer at its largest number of groups."""
+        return [len(row.options) - 1 for row in self.rows]
+
+
+def require_feasible(table: Table, budget: Budget) -> None:
+    """Refuse a budget that even the smallest model breaks, with the range that can be had."""
+    params, macs = table.totals(table.smallest())
+    if budget.allows(params, macs):
+        return
+    dense_params, dense_macs = table.totals([0] * len(table.rows))
+    ranges = []
+    if budget.max_params is not None:
+        ranges.append(f"--max-params from {params:,} ({share(params, dense_params)})")
+    if budget.max_macs is not None:
+        ranges.append(f"--max-macs from {macs:,} ({share(macs, dense_macs)})")
+    if budget.max_flops is not None:
+        ranges.append(f"--max-flops from {2 * macs:,} ({share(macs, dense_macs)})")
+    asked = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in budget.as_dict().items())
+    raise BudgetError(
+        f"the budget cannot be met: {asked} is asked, but with every layer at its largest number of groups the model "
+        f"still has {params:,} parameters and {macs:,} MACs.",
+        hint=f"feasible: {'; '.join(ranges)} up to 100%; fewer --exclude, or a smaller --min-group-channels, widen it",
+    )
+
+
+def share(part: int, whole: int) -> str:
+    """Return the share in percent, rounded up, so that asking for what is printed is enough."""
+    return f"{-(-part * 10000 // whole) / 100 if whole else 100:.2f}%"

@@ -1,0 +1,160 @@
+"""Whether two models are the same function: run both on seeded inputs and compare."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnx_gconv.errors import VerifyError
+from onnx_gconv.model.shapes import Shape, free_inputs
+from onnx_gconv.runtime import Result, feed_batches, run, session, with_outputs
+
+# Masked and grouped are one sum in two orders, so they differ by rounding only: 5e-7 of the largest value was the worst
+# on single fp32 layers, up to some 1e-5 through a hundred of them, and a wrong order gives more than 0.1.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
+SAMPLES = 4
+LAYERS_A_RUN = 16  # inner tensors fetched at once, to bound memory
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The worst difference seen in one output; relative to the largest value of that output."""
+
+    max_abs: float
+    max_rel: float
+    inconclusive: str = ""  # why equality here says nothing, if it does not
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The outcome over all samples."""
+
+    samples: int
+    tolerance: float
+    outputs: Mapping[str, Difference] = field(default_factory=dict)
+
+    @property
+    def max_abs_error(self) -> float:
+        return max((d.max_abs for d in self.outputs.values() if not d.inconclusive), default=float("nan"))
+
+    @property
+    def max_rel_error(self) -> float:
+        return max((d.max_rel for d in self.outputs.values() if not d.inconclusive), default=float("nan"))
+
+    @property
+    def passed(self) -> bool:
+        """Within tolerance, on at least one output that says something; NaN never passes."""
+        return bool(self.max_rel_error <= self.tolerance)
+
+
+def compare(first: Result, second: Result) -> Difference:
+    """Return the difference of two results of one output: arrays, or sequences and maps of them."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        if first.keys() != second.keys():
+            return Difference(float("inf"), float("inf"))
+        return compare(list(first.values()), [second[key] for key in first])
+    if isinstance(first, list) and isinstance(second, list):
+        if len(first) != len(second):
+            return Difference(float("inf"), float("inf"))
+        return worst([compare(a, b) for a, b in zip(first, second, strict=True)])
+    return _compare_arrays(np.asarray(first), np.asarray(second))
+
+
+def _compare_arrays(first: NDArray[np.generic], second: NDArray[np.generic]) -> Difference:
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return Difference(float("inf"), float("inf"))
+    if first.size == 0:
+        return Difference(0.0, 0.0, inconclusive="is empty")
+    if first.dtype.kind in "OSUbiu":  # labels, flags, indices
+        if bool((first != second).any()):
+            return Difference(float("inf"), float("inf"))
+        return Difference(0.0, 0.0, inconclusive="holds no floating-point numbers")
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        same = np.array_equal(a, b, equal_nan=True)
+        return Difference(0.0, 0.0, inconclusive="holds NaN or infinity") if same else Difference(float("inf"), float("inf"))
+    largest = max(float(np.abs(a).max()), float(np.abs(b).max()))
+    if largest == 0:
+        return Difference(0.0, 0.0, inconclusive="is all zero")
+    max_abs = float(np.abs(a - b).max())
+    return Difference(max_abs, max_abs / largest)
+
+
+def worst(differences: Sequence[Difference]) -> Difference:
+    """Return the largest difference; inconclusive only if every one is."""
+    telling = [d for d in differences if not d.inconclusive]
+    if not telling:
+        return differences[0] if differences else Difference(0.0, 0.0, inconclusive="is empty")
+    return Difference(max(d.max_abs for d in telling), max(d.max_rel for d in telling))
+
+
+def default_tolerance(model: onnx.ModelProto) -> float:
+    """Return the tolerance for the least precise float type among the model's inputs, outputs and weights."""
+    elements = {value.type.tensor_type.elem_type for value in (*free_inputs(model), *model.graph.output)}
+    elements |= {tensor.data_type for tensor in model.graph.initializer}
+    names = {onnx.TensorProto.DataType.Name(element).lower() for element in elements if element}
+    kinds = {"float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16"}
+    # Only float64 throughout earns the tightest bound: a float32 anywhere rounds the rest.
+    return max((TOLERANCE[kinds[name]] for name in names if name in kinds), default=TOLERANCE["float32"])
+
+
+def verify(
+    first: onnx.ModelProto,
+    second: onnx.ModelProto,
+    *,
+    tolerance: float,
+    seed: int,
+    samples: int = SAMPLES,
+    shapes: Mapping[str, Shape] | None = None,
+    inner: Sequence[str] = (),
+) -> Verification:
+    """Return how far the second model is from the first over all outputs.
+
+    `inner` names tensors that both models compute. They are compared instead of outputs that cannot tell: labels and
+    indices, which flip on a tie, and outputs that are all zero or NaN on these inputs.
+    """
+    _require_same_interface(first, second)
+    result = _run_both(first, second, tolerance=tolerance, seed=seed, samples=samples, shapes=shapes or {})
+    undecided = [name for name, d in result.outputs.items() if d.inconclusive or d.max_rel == float("inf")]
+    if undecided and inner:
+        outputs = {name: d for name, d in result.outputs.items() if name not in undecided}
+        for start in range(0, len(inner), LAYERS_A_RUN):
+            names = inner[start : start + LAYERS_A_RUN]
+            pair = with_outputs(first, names), with_outputs(second, names)
+            outputs |= _run_both(*pair, tolerance=tolerance, seed=seed, samples=samples, shapes=shapes or {}).outputs
+        result = Verification(samples, tolerance, outputs)
+    telling = [d for d in result.outputs.values() if not d.inconclusive]
+    if not telling:
+        reasons = "; ".join(f"{name!r} {d.inconclusive}" for name, d in result.outputs.items())
+        raise VerifyError(
+            f"the two models cannot be told apart on random inputs: {reasons}.",
+            hint="try --input-shape with another size, or write unverified with --no-verify",
+        )
+    return result
+
+
+def _run_both(
+    first: onnx.ModelProto, second: onnx.ModelProto, *, tolerance: float, seed: int, samples: int, shapes: Mapping[str, Shape]
+) -> Verification:
+    sessions = session(first), session(second)
+    seen: dict[str, list[Difference]] = {}
+    for feeds in feed_batches(first, sessions[0], given=shapes, seed=seed, samples=samples):
+        one, two = (run(active, feeds) for active in sessions)
+        for name in one:
+            seen.setdefault(name, []).append(compare(one[name], two[name]))
+    return Verification(samples, tolerance, {name: worst(differences) for name, differences in seen.items()})
+
+
+def _require_same_interface(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
+    for kind, a, b in (
+        ("inputs", free_inputs(first), free_inputs(second)),
+        ("outputs", list(first.graph.output), list(second.graph.output)),
+    ):
+        names = sorted(value.name for value in a), sorted(value.name for value in b)
+        if names[0] != names[1]:
+            raise VerifyError(
+                f"the models have different {kind}: {', '.join(names[0])} and {', '.join(names[1])}.",
+                hint="compare two models made from the same source",
+            )
