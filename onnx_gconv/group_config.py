@@ -18,7 +18,9 @@ def read_group_config(path: Path, layers: Sequence[Layer]) -> dict[str, int]:
     if isinstance(data, dict) and "format" in data:
         wanted = {layer.name: layer.groups for layer in from_json(data, str(path)).layers}
         return {_require(name, layers, {layer.name: layer for layer in layers}, path).name: g for name, g in wanted.items()}
-    if not isinstance(data, dict) or not all(isinstance(entry, dict) and isinstance(entry.get("G"), int) for entry in data.values()):
+    if not isinstance(data, dict) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("G"), int) for entry in data.values()
+    ):
         raise PlanError(
             f"'{path}' is neither a plan nor a group configuration.",
             hint='a configuration looks like {"module.layer1.0.conv1": {"G": 8, "F": 64, "C": 64}}',

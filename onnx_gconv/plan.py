@@ -144,7 +144,8 @@ def _layer(fields: "_Fields") -> PlannedLayer:
     )
     if layer.groups < 1 or layer.in_channels % layer.groups or layer.out_channels % layer.groups:
         raise PlanError(
-            f"{fields.where}: {layer.groups} groups do not divide {layer.in_channels} input and {layer.out_channels} output channels.",
+            f"{fields.where}: {layer.groups} groups do not divide {layer.in_channels} input and {layer.out_channels} "
+            "output channels.",
             hint="re-run `onnx-gconv plan` or edit the field 'groups'",
         )
     return layer
@@ -204,7 +205,9 @@ class _Fields:
         return tuple(value for value in values if isinstance(value, int))
 
     def _wrong(self, field: str, wanted: str, value: object) -> PlanError:
-        return PlanError(f"{self.where}: {field!r} must be {wanted}, not {_kind(value)}.", hint="re-run `onnx-gconv plan` or mend the field")
+        return PlanError(
+            f"{self.where}: {field!r} must be {wanted}, not {_kind(value)}.", hint="re-run `onnx-gconv plan` or mend the field"
+        )
 
 
 def _kind(value: object) -> str:

@@ -38,7 +38,7 @@ class Request:
     exclude: str | None = None
     min_group_channels: int = 1
     criterion: Criterion = "l2"
-    solver: Solver = Solver()
+    solver: Solver = field(default_factory=Solver)
     seed: int = 0
     jobs: int = 1
 
@@ -55,19 +55,24 @@ class Planned:
 def make_plan(model: onnx.ModelProto, network: Network, request: Request, *, sha256: str, progress: Progress) -> Planned:
     """Return the plan for a model, or refuse with what is feasible."""
     if not network.layers:
-        raise ModelError(_no_layers(network), hint="`onnx-gconv inspect` lists every Conv and why it is skipped")
+        what = f"none of the model's {len(network.skipped)} Convs can be grouped"
+        raise ModelError(
+            _nothing([conv.reason for conv in network.skipped], what) if network.skipped else "the model has no Conv.",
+            hint="`onnx-gconv inspect` lists every Conv and why it is skipped",
+        )
     budget = resolve_budget(request.limits, network)
     left: dict[str, str] = {conv.name: conv.reason for conv in network.skipped}
     candidates = _candidates(network.layers, request, left)
     rule = _rule(network.layers, candidates, request, left)
+    if not candidates or rule == {}:
+        raise ModelError(
+            _nothing(list(left.values()), "no Conv would be grouped"), hint="`onnx-gconv inspect` lists the legal numbers of groups"
+        )
     started = time.perf_counter()
     wanted = {name: list(gs)[1:] for name, gs in candidates.items()} if rule is None else {name: [g] for name, g in rule.items()}
     groupings = solve_all(model, [layer for layer in network.layers if layer.name in wanted], wanted, request, progress)
     solved = time.perf_counter()
-    if rule is None:
-        chosen = _search(network, candidates, groupings, budget, left)
-    else:
-        chosen = rule
+    chosen = _search(network, candidates, groupings, budget, left) if rule is None else rule
     plan = _plan(network, groupings, chosen, left, budget, request, sha256)
     if not budget.allows(plan.after.params, plan.after.macs):
         raise BudgetError(
@@ -122,12 +127,10 @@ def solve_all(
     return groupings
 
 
-def _no_layers(network: Network) -> str:
-    if not network.skipped:
-        return "the model has no Conv."
-    reasons = list(dict.fromkeys(conv.reason for conv in network.skipped))
-    more = f", and {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
-    return f"none of the model's {len(network.skipped)} Convs can be grouped: {'; '.join(reasons[:3])}{more}."
+def _nothing(reasons: Sequence[str], what: str) -> str:
+    distinct = list(dict.fromkeys(reasons))
+    more = f"; and {len(distinct) - 3} more reasons" if len(distinct) > 3 else ""
+    return f"{what}: {'; '.join(distinct[:3])}{more}."
 
 
 def _candidates(layers: Sequence[Layer], request: Request, left: dict[str, str]) -> dict[str, tuple[int, ...]]:

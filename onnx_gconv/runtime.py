@@ -59,7 +59,9 @@ def random_feeds(model: onnx.ModelProto, shapes: Mapping[str, Shape], rng: np.ra
     for value in free_inputs(model):
         element = value.type.tensor_type.elem_type
         if value.name not in shapes or not element:
-            raise ModelError(f"input {value.name!r} has no known shape and type.", hint="give it with --input-shape NAME=1x3x224x224")
+            raise ModelError(
+                f"input {value.name!r} has no known shape and type.", hint="give it with --input-shape NAME=1x3x224x224"
+            )
         if element == onnx.TensorProto.STRING:
             feeds[value.name] = np.full(shapes[value.name], "a", dtype=object)
             continue

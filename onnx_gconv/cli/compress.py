@@ -28,7 +28,9 @@ Plan, group, verify, write and report. Writes OUT.onnx, OUT.plan.json and OUT.re
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = options.command(subparsers, "compress", "the whole job: plan, group, verify, write, report", TEACH)
     options.add_model(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="the model to write (default <stem>.gconv.onnx beside MODEL)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="OUT", help="the model to write (default <stem>.gconv.onnx beside MODEL)"
+    )
     options.add_choosing(parser)
     options.add_verifying(parser)
     options.add_json(parser)

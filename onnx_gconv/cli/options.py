@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from onnx_gconv.planner import Request
 
 
-def command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, teach: str) -> argparse.ArgumentParser:
+def command(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, teach: str
+) -> argparse.ArgumentParser:
     """Return the parser of one command with what every command has."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         name, help=summary, description=teach, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -37,7 +39,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verifying(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-verify", action="store_true", help="write without running the model first; for models ONNX Runtime cannot run")
+    parser.add_argument(
+        "--no-verify", action="store_true", help="write without running the model first; for models ONNX Runtime cannot run"
+    )
     add_seed(parser)
 
 
@@ -55,18 +59,45 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     budget.add_argument("--max-params", metavar="LIMIT", help="parameters")
     rule = parser.add_argument_group("rule", "instead of a search under a budget").add_mutually_exclusive_group()
     rule.add_argument("--groups", type=_positive, metavar="G", help="G groups wherever that is legal")
-    rule.add_argument("--max-group-channels", type=_positive, metavar="N", help="as many groups as bring each layer to N channels per group (the paper's G_M)")
-    rule.add_argument("--group-config", type=Path, metavar="FILE", help="the numbers of groups of a plan, or of the paper's authors' JSON")
+    rule.add_argument(
+        "--max-group-channels",
+        type=_positive,
+        metavar="N",
+        help="as many groups as bring each layer to N channels per group (the paper's G_M)",
+    )
+    rule.add_argument(
+        "--group-config", type=Path, metavar="FILE", help="the numbers of groups of a plan, or of the paper's authors' JSON"
+    )
     layers = parser.add_argument_group("layers")
     layers.add_argument("--include", type=_regex, metavar="REGEX", help="group only layers whose layer or node name matches")
     layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="leave layers whose layer or node name matches")
-    layers.add_argument("--min-group-channels", type=_positive, default=1, metavar="N", help="at least N input and output channels per group (default 1)")
+    layers.add_argument(
+        "--min-group-channels",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="at least N input and output channels per group (default 1)",
+    )
     how = parser.add_argument_group("method")
-    how.add_argument("--criterion", choices=("l2", "l1"), default="l2", help="importance of a kernel: its L2 norm (default, as in the paper) or L1 norm")
-    how.add_argument("--solver", choices=("paper", "plain"), default="paper", help="which channels go together: the paper's sort (default), or no permutation")
-    how.add_argument("--sort-rounds", type=_natural, default=10, metavar="N", help="the paper's N_S, rounds of sorting per block (default 10)")
+    how.add_argument(
+        "--criterion",
+        choices=("l2", "l1"),
+        default="l2",
+        help="importance of a kernel: its L2 norm (default, as in the paper) or L1 norm",
+    )
+    how.add_argument(
+        "--solver",
+        choices=("paper", "plain"),
+        default="paper",
+        help="which channels go together: the paper's sort (default), or no permutation",
+    )
+    how.add_argument(
+        "--sort-rounds", type=_natural, default=10, metavar="N", help="the paper's N_S, rounds of sorting per block (default 10)"
+    )
     how.add_argument("--search", choices=("local",), default="local", help="how the budget is spent: the paper's local search")
-    how.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="threads for solving (default: all cores)")
+    how.add_argument(
+        "--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="threads for solving (default: all cores)"
+    )
 
 
 def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

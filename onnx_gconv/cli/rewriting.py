@@ -55,6 +55,6 @@ def _verify(source: Source, plan: "Plan", masked: "onnx.ModelProto", grouped: "o
         raise VerifyError(
             f"the grouped model differs from the masked one by {verification.max_rel_error:.1e} of the largest value, over "
             f"the limit of {verification.tolerance:.0e}; nothing was written.",
-            hint="this is a bug of onnx-gconv, or a model that amplifies rounding: please report it; --no-verify writes all the same",
+            hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it; --no-verify writes all the same",
         )
     return verification

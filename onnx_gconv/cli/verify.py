@@ -18,7 +18,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = options.command(subparsers, "verify", "compare two models on seeded inputs", TEACH)
     options.add_model(parser)
     parser.add_argument("other", type=Path, metavar="OTHER", help="the ONNX file to compare it with")
-    parser.add_argument("--tolerance", type=float, metavar="T", help="largest relative difference (default by type: 1e-4 for float32, 2e-2 for float16)")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="T",
+        help="largest relative difference (default by type: 1e-4 for float32, 2e-2 for float16)",
+    )
     parser.add_argument("--samples", type=int, default=4, metavar="N", help="how many inputs (default 4)")
     options.add_seed(parser)
     options.add_json(parser)

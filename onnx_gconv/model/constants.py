@@ -42,8 +42,8 @@ class Constants:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
-        self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._producers = {name: node for node in model.graph.node for name in node.output if name}
+        self._tensors: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._producers: dict[str, onnx.NodeProto] = {name: node for node in model.graph.node for name in node.output if name}
         for tensor in self._tensors:
             self._producers.pop(tensor, None)
         self._constant: dict[str, bool] = {}
@@ -100,13 +100,6 @@ class Constants:
             return numpy_helper.to_array(tensor)
         return self._fold(name)
 
-    def small_value(self, name: str, limit: int = 64) -> NDArray[np.generic] | None:
-        """Return the value if it is stored and has few elements: for axes, pads and the like."""
-        tensor = self._stored(self.origin(name))
-        if tensor is None or int(np.prod(tensor.dims)) > limit:
-            return None
-        return numpy_helper.to_array(tensor)
-
     def _stored(self, name: str) -> onnx.TensorProto | None:
         if name in self._tensors:
             return self._tensors[name]
@@ -114,7 +107,8 @@ class Constants:
         if node is not None and node.op_type == "Constant":
             for attribute in node.attribute:
                 if attribute.name == "value":
-                    return attribute.t
+                    tensor: onnx.TensorProto = attribute.t
+                    return tensor
         return None
 
     def _upstream(self, name: str) -> Iterator[onnx.NodeProto]:
@@ -141,7 +135,7 @@ class Constants:
         )
         piece = onnx.helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=self._model.ir_version)
         try:
-            return np.asarray(ReferenceEvaluator(piece).run([name], {})[0])
+            return np.asarray(next(iter(ReferenceEvaluator(piece).run([name], {}))))
         except Exception as error:  # the evaluator raises whatever NumPy or its op raised
             raise ModelError(f"the constant {name!r} cannot be folded: {error}.", hint="simplify the model first") from error
 

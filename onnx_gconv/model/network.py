@@ -96,7 +96,9 @@ def find_convs(
         skipped += _inside(node)
     for function in model.functions:
         skipped += [
-            Skipped(f"{function.name}:{node.output[0]}", node.name or node.output[0], f"it is inside the function {function.name!r}")
+            Skipped(
+                f"{function.name}:{node.output[0]}", node.name or node.output[0], f"it is inside the function {function.name!r}"
+            )
             for node in function.node
             if _is_conv(node)
         ]

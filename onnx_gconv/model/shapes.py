@@ -65,7 +65,9 @@ def input_shapes(model: onnx.ModelProto, given: Mapping[str, Shape], *, spatial:
         if value.name in given:
             shapes[value.name] = given[value.name]
         elif declared is not None:
-            shapes[value.name] = tuple(_hint(axis, len(declared), spatial) if dim is None else dim for axis, dim in enumerate(declared))
+            shapes[value.name] = tuple(
+                _hint(axis, len(declared), spatial) if dim is None else dim for axis, dim in enumerate(declared)
+            )
     return shapes
 
 
@@ -77,9 +79,7 @@ def _hint(axis: int, rank: int, spatial: int) -> int:
 
 def has_dynamic_axes(model: onnx.ModelProto, given: Mapping[str, Shape]) -> bool:
     """Return whether any axis but the batch is dynamic and not given: then MACs rest on a hint."""
-    return any(
-        None in (declared_shape(value) or [])[1:] for value in free_inputs(model) if value.name not in given
-    )
+    return any(None in (declared_shape(value) or [])[1:] for value in free_inputs(model) if value.name not in given)
 
 
 def infer(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shape]:

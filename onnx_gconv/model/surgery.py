@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from onnx_gconv.model.constants import inner_graphs, outer_reads
 from onnx_gconv.model.shell import shell
 
-# Below this IR version an initializer has to be a graph input as well; new constants become Constant nodes instead.
+# Below this IR version an initializer has to be listed as a graph input as well.
 FREE_INITIALIZERS_IR = 4
 
 
@@ -29,7 +29,7 @@ class Surgery:
         for value in (*structure.graph.input, *structure.graph.output):
             value.ClearField("type")  # by name only: graphsurgeon cannot express every type
         self.graph: gs.Graph = gs.import_onnx(structure)
-        self._origins = {id(node): proto for node, proto in zip(self.graph.nodes, model.graph.node, strict=True)}
+        self._origins: dict[int, onnx.NodeProto] = dict(zip(map(id, self.graph.nodes), model.graph.node, strict=True))
         self._attributes = {id(node): dict(node.attrs) for node in self.graph.nodes}
         self._values: dict[str, NDArray[np.generic]] = {}
         self._names = set(_names(model.graph))
@@ -78,19 +78,17 @@ class Surgery:
             for tensor in source.initializer
             if tensor.name in used or tensor.name not in used_before
         ]
-        new = [numpy_helper.from_array(value, name) for name, value in self._values.items() if name not in replaced and name in used]
-        if self._source.ir_version < FREE_INITIALIZERS_IR:
-            nodes = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in new] + nodes
-        else:
-            tensors += new
-        return self._assemble(nodes, tensors)
+        new = [
+            numpy_helper.from_array(value, name) for name, value in self._values.items() if name not in replaced and name in used
+        ]
+        return self._assemble(nodes, tensors, new)
 
     def _is_replaced(self, node: gs.Node) -> bool:
         """Return whether a Constant node's output is now an initializer under the same name."""
         return node.op == "Constant" and node.outputs[0].name in self._values
 
     def _node(self, node: gs.Node) -> onnx.NodeProto:
-        origin = self._origins.get(id(node))
+        origin: onnx.NodeProto | None = self._origins.get(id(node))
         attributes = self._attributes.get(id(node), {})
         if (
             origin is not None
@@ -100,7 +98,7 @@ class Surgery:
             and all(node.attrs[key] is attributes[key] for key in attributes)
         ):
             return origin
-        proto = onnx.helper.make_node(
+        proto: onnx.NodeProto = onnx.helper.make_node(
             node.op,
             [tensor.name for tensor in node.inputs],
             [tensor.name for tensor in node.outputs],
@@ -113,7 +111,9 @@ class Surgery:
             proto.metadata_props.extend(origin.metadata_props)
         return proto
 
-    def _assemble(self, nodes: list[onnx.NodeProto], tensors: list[onnx.TensorProto]) -> onnx.ModelProto:
+    def _assemble(
+        self, nodes: list[onnx.NodeProto], tensors: list[onnx.TensorProto], new: list[onnx.TensorProto]
+    ) -> onnx.ModelProto:
         source = self._source
         result = onnx.ModelProto()
         for field, value in source.ListFields():
@@ -128,7 +128,9 @@ class Surgery:
         result.graph.input.extend(v for v in source.graph.input if v.name not in constants or v.name in present)
         result.graph.value_info.extend(v for v in source.graph.value_info if v.name in present)
         result.graph.node.extend(nodes)
-        result.graph.initializer.extend(tensors)
+        result.graph.initializer.extend([*tensors, *new])
+        if source.ir_version < FREE_INITIALIZERS_IR:
+            result.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in new)
         return result
 
 
@@ -166,7 +168,11 @@ def _without_orphans(
     """Return the nodes less those whose result the edit left unread, and the names that are read."""
     while True:
         used = set(_reads(nodes)) | outputs
-        kept = [node for node in nodes if not any(name in used_before for name in node.output) or any(name in used for name in node.output)]
+        kept = [
+            node
+            for node in nodes
+            if not any(name in used_before for name in node.output) or any(name in used for name in node.output)
+        ]
         if len(kept) == len(nodes):
             return nodes, used
         nodes = kept

@@ -50,8 +50,8 @@ def _fit_layer(layer: Layer, planned: PlannedLayer) -> Fitted:
         )
     if planned.groups not in layer.legal_groups:
         raise PlanError(
-            f"the plan's layer {planned.name!r} asks for {planned.groups} groups, but "
-            f"{layer.in_channels} input and {layer.out_channels} output channels allow only {', '.join(map(str, layer.legal_groups))}.",
+            f"the plan's layer {planned.name!r} asks for {planned.groups} groups, but {layer.in_channels} input and "
+            f"{layer.out_channels} output channels allow only {', '.join(map(str, layer.legal_groups))}.",
             hint="re-run `onnx-gconv plan` or edit the plan",
         )
     fitted = Fitted(layer, planned.groups, np.asarray(planned.in_order), np.asarray(planned.out_order))
