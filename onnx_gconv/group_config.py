@@ -51,9 +51,11 @@ def module_names(layer: Layer) -> list[str]:
     """Return what the layer's PyTorch module may be called, by its weight and by its node."""
     names = [layer.weight.removesuffix(".weight").removeprefix("module.")]
     scopes = [scope for scope in layer.label.split("/")[:-1] if scope]
+    if not scopes:
+        return names
     # The exporter writes /layer1/layer1.0/conv1/Conv: a scope that the next one repeats says nothing new.
     parts = [scope for scope, following in zip(scopes, [*scopes[1:], ""], strict=True) if not following.startswith(f"{scope}.")]
-    return [*names, ".".join(parts)] if parts else names
+    return [*names, ".".join(parts)]
 
 
 def _require(name: str, layers: Sequence[Layer], found: Mapping[str, Layer], path: Path) -> Layer:

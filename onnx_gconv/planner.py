@@ -189,7 +189,7 @@ def _search(
     dense = [row.options[0] for row in rows]
     table = Table(
         tuple(rows),
-        network.count.params - sum(option.params for option in dense),
+        network.count.params - sum(option.params for option in dense) + _most_bias_copies(network.layers),
         (network.count.macs or 0) - sum(option.macs for option in dense),
     )
     chosen = {}
@@ -238,22 +238,11 @@ def _plan(
     request: Request,
     sha256: str,
 ) -> Plan:
-    planned = []
-    for layer in network.layers:
-        if layer.name in chosen:
-            grouping = groupings[layer.name, chosen[layer.name]]
-            planned.append(
-                PlannedLayer(
-                    name=layer.name,
-                    label=layer.label,
-                    out_channels=layer.out_channels,
-                    in_channels=layer.in_channels,
-                    groups=grouping.groups,
-                    kept=round(grouping.kept, 6),
-                    in_order=tuple(grouping.in_order.tolist()),
-                    out_order=tuple(grouping.out_order.tolist()),
-                )
-            )
+    planned = {
+        layer.name: _planned_layer(layer, groupings[layer.name, chosen[layer.name]])
+        for layer in network.layers
+        if layer.name in chosen
+    }
     return Plan(
         source_sha256=sha256,
         criterion=request.criterion,
@@ -263,9 +252,22 @@ def _plan(
         budget=budget.as_dict(),
         gathers="free",
         before=Totals(network.count.params, network.count.macs),
-        after=_after(network, chosen),
-        layers=tuple(planned),
+        after=_after(network, planned),
+        layers=tuple(planned.values()),
         skipped=tuple(SkippedConv(name, reason) for name, reason in left.items() if name not in chosen),
+    )
+
+
+def _planned_layer(layer: Layer, grouping: Grouping) -> PlannedLayer:
+    return PlannedLayer(
+        name=layer.name,
+        label=layer.label,
+        out_channels=layer.out_channels,
+        in_channels=layer.in_channels,
+        groups=grouping.groups,
+        kept=round(grouping.kept, 6),
+        in_order=tuple(grouping.in_order.tolist()),
+        out_order=tuple(grouping.out_order.tolist()),
     )
 
 
@@ -277,13 +279,34 @@ def _search_name(request: Request) -> str:
     return "group-config" if request.group_config is not None else "local"
 
 
-def _after(network: Network, chosen: Mapping[str, int]) -> Totals:
-    """Return what the model costs with the chosen groups; a weight is stored once for each way it is grouped."""
-    stored_before, stored_after, macs_saved = {}, {}, 0
+def _after(network: Network, planned: Mapping[str, PlannedLayer]) -> Totals:
+    """Return what the model costs with the planned groups.
+
+    A weight is stored once for each way it is grouped, a bias once for each order it is read in.
+    """
+    before: dict[str, int] = {}
+    after: dict[tuple[object, ...], int] = {}
+    macs_saved = 0
     for layer in network.layers:
-        groups = chosen.get(layer.name, layer.groups)
-        stored_before[layer.weight] = layer.weights
-        stored_after[layer.weight, layer.groups, groups] = layer.weights * layer.groups // groups
+        plan = planned.get(layer.name)
+        groups = layer.groups if plan is None else plan.groups
+        before[layer.weight] = layer.weights
+        after[layer.weight, layer.groups, groups] = layer.weights * layer.groups // groups
+        if layer.bias:
+            before[layer.bias] = after[layer.bias, _bias_order(plan)] = layer.out_channels
+            if layer.bias_elsewhere:
+                after[layer.bias, None] = layer.out_channels
         macs_saved += (layer.macs or 0) - (layer.macs or 0) * layer.groups // groups
-    params = network.count.params - sum(stored_before.values()) + sum(stored_after.values())
+    params = network.count.params - sum(before.values()) + sum(after.values())
     return Totals(params, None if network.count.macs is None else network.count.macs - macs_saved)
+
+
+def _bias_order(plan: PlannedLayer | None) -> tuple[int, ...] | None:
+    return None if plan is None or plan.out_order == tuple(range(plan.out_channels)) else plan.out_order
+
+
+def _most_bias_copies(layers: Sequence[Layer]) -> int:
+    """Return how many parameters shared biases can add at most, when every reader wants its own order."""
+    copies = sum(layer.out_channels for layer in layers if layer.bias)
+    stored = {layer.bias: layer.out_channels for layer in layers if layer.bias and not layer.bias_elsewhere}
+    return copies - sum(stored.values())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -28,6 +28,8 @@ class Layer:
     kernel: Shape
     groups: int  # that it has already
     weight: str  # the tensor that holds the weight
+    bias: str  # the tensor that holds the bias, "" if there is none
+    bias_elsewhere: bool  # whether more than groupable Convs read the bias
     dtype: str
     macs: int | None
 
@@ -94,6 +96,10 @@ def find_convs(
             else:
                 skipped.append(found)
         skipped += _inside(node)
+    bias_slots = {(layer.name, 2) for layer in layers}
+    layers = [
+        replace(layer, bias_elsewhere=not constants.readers(layer.bias) <= bias_slots) if layer.bias else layer for layer in layers
+    ]
     for function in model.functions:
         skipped += [
             Skipped(
@@ -108,7 +114,7 @@ def find_convs(
 def layer_weight(constants: Constants, layer: Layer) -> NDArray[np.generic]:
     """Return the layer's weight, refusing NaN and infinity, which no importance can rank."""
     weight = constants.value(layer.weight)
-    if not np.isfinite(np.sum(weight, dtype=np.float64)):  # one NaN or infinity makes the sum one
+    if not np.isfinite(weight).all():
         raise ModelError(
             f"the weight {layer.weight!r} of Conv {layer.label!r} holds NaN or infinity.",
             hint="export the model again from a healthy checkpoint",
@@ -156,6 +162,8 @@ def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, i
         kernel=weight.shape[2:],
         groups=groups,
         weight=constants.origin(node.input[1]),
+        bias=constants.origin(node.input[2]) if len(node.input) > 2 else "",
+        bias_elsewhere=False,
         dtype=weight.dtype.name,
         macs=node_macs.get(name),
     )

@@ -12,9 +12,13 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnx_gconv.model.constants import inner_graphs, outer_reads
 from onnx_gconv.model.shell import shell
+
+# graphsurgeon prints its warnings to stdout, which belongs to our result.
+G_LOGGER.severity = G_LOGGER.ERROR
 
 # Below this IR version an initializer has to be listed as a graph input as well.
 FREE_INITIALIZERS_IR = 4

@@ -21,18 +21,18 @@ def group(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     """
     constants = Constants(model)
     surgery = Surgery(model)
-    weights: dict[tuple[object, ...], str] = {}
+    shared: dict[tuple[object, ...], str] = {}  # two Convs with one weight or bias and one grouping go on sharing it
     for fitted in fit(model, plan, constants):
         if fitted.groups == fitted.layer.groups:
             continue
-        if fitted.key not in weights:  # two Convs with one weight and one grouping go on sharing it
-            weights[fitted.key] = surgery.unique(f"{fitted.layer.weight}_g{fitted.groups}")
-            surgery.constant(weights[fitted.key], grouped_weight(layer_weight(constants, fitted.layer), fitted))
+        if fitted.key not in shared:
+            shared[fitted.key] = surgery.unique(f"{fitted.layer.weight}_g{fitted.groups}")
+            surgery.constant(shared[fitted.key], grouped_weight(layer_weight(constants, fitted.layer), fitted))
         node = surgery.node_of(fitted.layer.name)
-        node.inputs[1] = surgery.tensor(weights[fitted.key])
+        node.inputs[1] = surgery.tensor(shared[fitted.key])
         node.attrs["group"] = fitted.groups
         _gather_input(surgery, node, fitted)
-        _gather_output(surgery, node, fitted, constants)
+        _gather_output(surgery, node, fitted, constants, shared)
     return surgery.finish()
 
 
@@ -66,13 +66,18 @@ def _gather_input(surgery: Surgery, node: gs.Node, fitted: Fitted) -> None:
     node.inputs[0] = gathered
 
 
-def _gather_output(surgery: Surgery, node: gs.Node, fitted: Fitted, constants: Constants) -> None:
+def _gather_output(
+    surgery: Surgery, node: gs.Node, fitted: Fitted, constants: Constants, shared: dict[tuple[object, ...], str]
+) -> None:
     if _is_identity(fitted.out_order):
         return
-    if len(node.inputs) > 2 and node.inputs[2].name:
-        bias = node.inputs[2].name
-        permuted = constants.value(bias)[fitted.out_order]
-        node.inputs[2] = surgery.constant(surgery.unique(f"{constants.origin(bias)}_g{fitted.groups}"), permuted)
+    bias = fitted.layer.bias
+    if bias:
+        key = bias, fitted.out_order.tobytes()
+        if key not in shared:
+            shared[key] = surgery.unique(f"{bias}_g{fitted.groups}")
+            surgery.constant(shared[key], constants.value(bias)[fitted.out_order])
+        node.inputs[2] = surgery.tensor(shared[key])
     name = f"{fitted.layer.label}_out"
     result, grouped = node.outputs[0], surgery.variable(f"{name}_grouped")
     node.outputs[0] = grouped

@@ -1,0 +1,70 @@
+"""The laws that our own imports keep (design, section 7), and what starting up may load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "onnx_gconv"
+HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "torch", "numpy", "scipy", "rich"}
+# What each part may import of the package itself; the flow of the design's table.
+FLOW = {
+    "errors": set(),
+    "files": {"errors"},
+    "plan": {"errors"},
+    "solve": {"solve", "errors"},
+    "search": {"search", "errors"},
+    "model": {"model", "errors", "files"},
+    "group_config": {"errors", "model", "plan"},
+    "planner": {"errors", "model", "solve", "search", "plan", "group_config"},
+    "rewrite": {"rewrite", "model", "solve", "plan", "errors"},
+    "runtime": {"errors", "model"},
+    "verify": {"errors", "model", "runtime"},
+    "report": {"report", "model", "plan", "verify", "errors"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if part(p) in FLOW], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_follow_the_flow(path: Path) -> None:
+    own = {name.split(".")[1] for name in imports(path) if name.startswith("onnx_gconv.")}
+    assert own <= FLOW[part(path)]
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if part(p) in ("solve", "search")], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_solve_and_search_know_no_onnx(path: Path) -> None:
+    outside = {name.split(".")[0] for name in imports(path)} & HEAVY
+    assert outside <= {"numpy", "scipy"}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if part(p) != "torch"], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_torch_is_imported_by_its_own_package_only(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & {"torch", "onnx2torch", "torchvision"}
+
+
+def test_every_part_is_named_in_the_flow() -> None:
+    assert {part(path) for path in FILES} - FLOW.keys() == {"__init__", "__main__", "cli"}
+
+
+def test_building_the_parser_loads_nothing_heavy() -> None:
+    code = "import sys; from onnx_gconv.cli.main import build_parser; build_parser().format_help(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not HEAVY & set(loaded)
