@@ -26,12 +26,7 @@ def staged(folder: Path) -> Iterator[Path]:
         ) from error
     try:
         yield staging
-        names = sorted(path.name for path in staging.iterdir())
-        for name in names:
-            if (folder / name).is_dir():
-                raise OutputError(f"cannot write '{folder / name}': it is a folder.", hint="choose another name with -o")
-        for name in names:
-            os.replace(staging / name, folder / name)
+        _move_all(staging, folder)
     except OSError as error:
         raise OutputError(
             f"cannot write into '{folder}': {error.strerror or error}; nothing was written.",
@@ -39,6 +34,30 @@ def staged(folder: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _move_all(staging: Path, folder: Path) -> None:
+    """Move every file of `staging` into `folder`, or put everything back as it was."""
+    names = sorted(path.name for path in staging.iterdir())
+    for name in names:
+        if (folder / name).is_dir():
+            raise OutputError(f"cannot write '{folder / name}': it is a folder.", hint="choose another name with -o")
+    replaced = staging / "replaced"
+    replaced.mkdir()
+    moved: list[str] = []
+    try:
+        for name in names:
+            if (folder / name).exists():
+                os.link(folder / name, replaced / name)
+            moved.append(name)
+            os.replace(staging / name, folder / name)
+    except BaseException:  # Ctrl-C between two renames, too
+        for name in moved:
+            if (replaced / name).exists():
+                os.replace(replaced / name, folder / name)
+            elif not (staging / name).exists():
+                (folder / name).unlink()
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

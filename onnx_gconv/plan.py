@@ -1,6 +1,7 @@
 """The plan: what to do to each Conv, and its file. The seam between deciding and doing."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +93,9 @@ def read_json(path: Path) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise PlanError(f"there is no file '{path}'.", hint="make one with `onnx-gconv plan MODEL -o plan.json`") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise PlanError(f"cannot read '{path}': {error}.", hint="name a plan file") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of 5,000 digits
         raise PlanError(f"'{path}' is not JSON: {error}.", hint="re-run `onnx-gconv plan`, or mend the file") from error
 
 
@@ -185,7 +186,7 @@ class _Fields:
 
     def number(self, field: str) -> float:
         value = self.any(field)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
             raise self._wrong(field, "a number", value)
         return float(value)
 

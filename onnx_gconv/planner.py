@@ -185,12 +185,12 @@ def _search(
     network: Network, candidates: Mapping[str, tuple[int, ...]], groupings: Groupings, budget: Budget, left: dict[str, str]
 ) -> dict[str, int]:
     by_name = {layer.name: layer for layer in network.layers}
-    rows = _rows(network.layers, candidates, groupings, left)
+    rows = _rows(network.layers, candidates, groupings, left, count_macs=network.count.macs is not None)
     dense = [row.options[0] for row in rows]
     table = Table(
         tuple(rows),
         network.count.params - sum(option.params for option in dense) + _most_bias_copies(network.layers),
-        (network.count.macs or 0) - sum(option.macs for option in dense),
+        (network.count.macs or 0) - sum(option.macs for option in dense),  # 0 throughout where MACs are not known
     )
     chosen = {}
     for row, index in zip(rows, search_local(table, budget), strict=True):
@@ -204,7 +204,12 @@ def _search(
 
 
 def _rows(
-    layers: Sequence[Layer], candidates: Mapping[str, tuple[int, ...]], groupings: Groupings, left: dict[str, str]
+    layers: Sequence[Layer],
+    candidates: Mapping[str, tuple[int, ...]],
+    groupings: Groupings,
+    left: dict[str, str],
+    *,
+    count_macs: bool,
 ) -> list[Row]:
     """Return the decisions of a search. Layers that share a weight are one: the weight shrinks once, if all agree."""
     by_weight: dict[str, list[Layer]] = {}
@@ -223,7 +228,7 @@ def _rows(
         options = []
         for groups in common:
             cost = sum(0.0 if groups == layer.groups else 1.0 - groupings[layer.name, groups].kept for layer in sharing)
-            macs = sum((layer.macs or 0) * layer.groups // groups for layer in sharing)
+            macs = sum((layer.macs or 0) * layer.groups // groups for layer in sharing) if count_macs else 0
             options.append(Option(groups, cost, first.weights * first.groups // groups, macs))
         rows.append(Row(tuple(layer.name for layer in sharing), tuple(options)))
     return rows

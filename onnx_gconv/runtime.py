@@ -36,7 +36,7 @@ def session(model: onnx.ModelProto) -> ort.InferenceSession:
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
         raise ModelError(
             f"ONNX Runtime {ort.__version__} cannot load the model: {_first_line(error)}",
-            hint="only models that ONNX Runtime runs can be verified; `--no-verify` writes without the check",
+            hint="only models that ONNX Runtime runs can be verified",
         ) from error
 
 
@@ -49,7 +49,7 @@ def run(active: ort.InferenceSession, feeds: Feeds, outputs: Sequence[str] | Non
         shapes = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in feeds.items())
         raise ModelError(
             f"ONNX Runtime cannot run the model on inputs {shapes}: {_first_line(error)}",
-            hint="give a shape the model accepts with --input-shape, or write unverified with --no-verify",
+            hint="give a shape the model accepts with --input-shape",
         ) from error
 
 

@@ -23,7 +23,7 @@ def test_equal_arrays_agree_and_a_small_change_is_measured_against_the_largest_v
         (np.zeros(2), np.zeros(3)),
         (np.array(["cat"], object), np.array(["dog"], object)),
         (np.array([1, 2]), np.array([1, 3])),
-        (np.array([np.nan, 1.0]), np.array([1.0, 1.0])),
+        (np.array([1.0, 1.0]), np.array([np.nan, 1.0])),
         ([{"cat": 0.5}], [{"dog": 0.5}]),
         ([np.ones(2)], [np.ones(2), np.ones(2)]),
         (np.ones(2, np.float32), np.ones(2, np.float64)),

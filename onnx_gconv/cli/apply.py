@@ -28,7 +28,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     from onnx_gconv.model.file import has_external_data, save_atomically
     from onnx_gconv.plan import read_plan
-    from onnx_gconv.rewrite.group import count_gathers
     from onnx_gconv.rewrite.mask import dropped_share
 
     story = Story(args)
@@ -38,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     save_atomically(rewritten.grouped, args.output, external_data=has_external_data(source.path))
     dropped = dropped_share(source.model, plan)
     story.tell(
-        f"wrote {args.output}: {len(plan.layers)} Convs grouped, {count_gathers(plan)[1]} Gathers, "
-        f"dropped {dropped:.4%} of their weight (sum of absolute values)"
+        f"wrote {args.output}: {rewritten.convs} Convs grouped, {rewritten.gathers[1]} Gathers, "
+        f"dropped {100 * dropped:.6g}% of their weight (sum of absolute values)"
     )
     if rewritten.verification is not None:
         story.tell(f"verified: differs from the masked model by {rewritten.verification.max_rel_error:.1e} of the largest value")

@@ -46,7 +46,6 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from onnx_gconv.planner import make_plan
     from onnx_gconv.report.record import Outcome
     from onnx_gconv.report.record import to_json as report_json
-    from onnx_gconv.rewrite.group import count_gathers
 
     story = Story(args)
     output: Path = args.output or default_output(args.model)
@@ -72,7 +71,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             output=str(output),
             before=_cost(source, source.model, bytes_on_disk(source.path)),
             after=_cost(source, rewritten.grouped, bytes_on_disk(staging / output.name)),
-            gathers=count_gathers(plan),
+            gathers=rewritten.gathers,
             verification=rewritten.verification,
             seconds=seconds,
         )

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     rewritten = rewrite(source, plan, args, story)
     save_atomically(rewritten.masked, args.output, external_data=has_external_data(source.path))
     story.tell(
-        f"wrote {args.output}: {len(plan.layers)} Convs masked, {dropped_share(source.model, plan):.1%} of their weight "
+        f"wrote {args.output}: {rewritten.convs} Convs masked, {dropped_share(source.model, plan):.1%} of their weight "
         f"(sum of absolute values) zeroed"
     )
     return 0

@@ -46,7 +46,7 @@ def add_verifying(parser: argparse.ArgumentParser) -> None:
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of everything random (default 0)")
+    parser.add_argument("--seed", type=_natural, default=0, metavar="N", help="seed of everything random (default 0)")
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:

@@ -31,6 +31,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
     request = options.request(args)
+    if args.output.resolve() == args.model.resolve():
+        parser.error(f"-o {args.output} would overwrite the model with its plan")
     from onnx_gconv.files import write_text
     from onnx_gconv.model.file import sha256
     from onnx_gconv.plan import to_json

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from onnx_gconv.cli.source import Source
 from onnx_gconv.cli.story import Story
+from onnx_gconv.errors import ModelError, VerifyError
 
 if TYPE_CHECKING:
     import onnx
@@ -21,26 +22,39 @@ class Rewritten:
     masked: "onnx.ModelProto"
     grouped: "onnx.ModelProto"
     verification: "Verification | None"
+    convs: int  # how many were grouped
+    gathers: tuple[int, int]  # two for each of them, and how many were written
 
 
 def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story) -> Rewritten:
     """Return the masked and the grouped model, after ONNX's checker and a run of both have found them right."""
     from onnx_gconv.model.check import check
+    from onnx_gconv.model.constants import Constants
+    from onnx_gconv.rewrite.fit import fit
     from onnx_gconv.rewrite.group import group
     from onnx_gconv.rewrite.mask import mask
 
     masked, grouped = mask(source.model, plan), group(source.model, plan)
+    convs = len(fit(source.model, plan, Constants(source.model)))
+    gathers = 2 * convs, _count(grouped, "Gather") - _count(source.model, "Gather")
     remark = check(grouped, source.model)
     if remark:
         story.detail(f"note: {remark}")
     if args.no_verify:
         story.warn("not verified: --no-verify was given")
-        return Rewritten(masked, grouped, None)
-    return Rewritten(masked, grouped, _verify(source, plan, masked, grouped, args.seed))
+        return Rewritten(masked, grouped, None, convs, gathers)
+    try:
+        verification = _verify(source, plan, masked, grouped, args.seed)
+    except (ModelError, VerifyError) as error:
+        raise type(error)(str(error), hint=f"{error.hint}; --no-verify writes without the check") from error
+    return Rewritten(masked, grouped, verification, convs, gathers)
+
+
+def _count(model: "onnx.ModelProto", kind: str) -> int:
+    return sum(node.op_type == kind for node in model.graph.node)
 
 
 def _verify(source: Source, plan: "Plan", masked: "onnx.ModelProto", grouped: "onnx.ModelProto", seed: int) -> "Verification":
-    from onnx_gconv.errors import VerifyError
     from onnx_gconv.verify import default_tolerance, verify
 
     verification = verify(
@@ -55,6 +69,6 @@ def _verify(source: Source, plan: "Plan", masked: "onnx.ModelProto", grouped: "o
         raise VerifyError(
             f"the grouped model differs from the masked one by {verification.max_rel_error:.1e} of the largest value, over "
             f"the limit of {verification.tolerance:.0e}; nothing was written.",
-            hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it; --no-verify writes all the same",
+            hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it",
         )
     return verification

@@ -34,31 +34,25 @@ def run(args: argparse.Namespace) -> int:
     from onnx_gconv.cli.source import open_source
     from onnx_gconv.errors import VerifyError
     from onnx_gconv.model.file import load
-    from onnx_gconv.verify import default_tolerance, verify
+    from onnx_gconv.verify import default_tolerance, finite, verify
 
     if args.samples < 1:
         raise VerifyError(f"--samples {args.samples} compares nothing.", hint="ask for at least 1")
+    if args.tolerance is not None and not args.tolerance >= 0:
+        raise VerifyError(
+            f"--tolerance {args.tolerance} is not a number from 0 on.", hint="leave it out for the default of the model's type"
+        )
     source = open_source(args)
     tolerance = args.tolerance if args.tolerance is not None else default_tolerance(source.model)
     result = verify(
         source.model, load(args.other), tolerance=tolerance, seed=args.seed, samples=args.samples, shapes=source.given_shapes
     )
     if args.json:
-        outputs = {name: vars(difference) for name, difference in result.outputs.items()}
-        print(
-            json.dumps(
-                {
-                    "format": 1,
-                    "samples": result.samples,
-                    "max_abs_error": result.max_abs_error,
-                    "max_rel_error": result.max_rel_error,
-                    "tolerance": result.tolerance,
-                    "passed": result.passed,
-                    "outputs": outputs,
-                },
-                indent=1,
-            )
-        )
+        outputs = {
+            name: {"max_abs": finite(d.max_abs), "max_rel": finite(d.max_rel), "inconclusive": d.inconclusive}
+            for name, d in result.outputs.items()
+        }
+        print(json.dumps({"format": 1, **result.as_dict(), "outputs": outputs}, indent=1))
     else:
         from onnx_gconv.report.tables import print_verification
 

@@ -1,6 +1,7 @@
 """Model files: load with every failure as one sentence, save with external data where it is needed."""
 
 import hashlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from onnx.external_data_helper import load_external_data_for_model, uses_externa
 from onnx_gconv.errors import ModelError
 from onnx_gconv.files import staged
 
+# Inputs and outputs that a node has at least; others have one output.
+LEAST_ARITY = {"Conv": (2, 1), "ConvTranspose": (2, 1), "Gemm": (2, 1), "MatMul": (2, 1)}
+PACKED = frozenset(
+    getattr(onnx.TensorProto, name) for name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2") if hasattr(onnx.TensorProto, name)
+)
 # Protobuf refuses messages of 2 GiB; leave room for what is not tensor data.
 LARGEST_MESSAGE_BYTES = 2**31 - 2**24
 
@@ -47,7 +53,34 @@ def load(path: Path) -> onnx.ModelProto:
             f"{str(error).splitlines()[0]}",
             hint="put the data file beside the model, under the name it had when it was exported",
         ) from error
+    _require_sound(model, path)
     return model
+
+
+def _require_sound(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse graphs that no runtime would take, so that nothing after this has to think of them."""
+    for node in model.graph.node:
+        inputs, outputs = LEAST_ARITY.get(node.op_type, (0, 1))
+        if node.domain in ("", "ai.onnx") and (len(node.input) < inputs or len(node.output) < outputs):
+            name = node.name or (node.output[0] if node.output else "")
+            raise ModelError(
+                f"'{path}': the {node.op_type} node {name!r} has {len(node.input)} inputs and {len(node.output)} outputs.",
+                hint="the graph is malformed: export it again",
+            )
+    for tensor in _tensors(model.graph):
+        try:
+            size = math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        except KeyError as error:
+            raise ModelError(
+                f"'{path}': the tensor {tensor.name!r} has the unknown type {tensor.data_type}.",
+                hint="update onnx, or export it again",
+            ) from error
+        # Types of less than a byte are packed; every other one has exactly this size.
+        if tensor.raw_data and len(tensor.raw_data) < size and tensor.data_type not in PACKED:
+            raise ModelError(
+                f"'{path}': the tensor {tensor.name!r} needs {size:,} bytes and holds {len(tensor.raw_data):,}.",
+                hint="the file is damaged: export or download it again",
+            )
 
 
 def external_files(model: onnx.ModelProto) -> tuple[str, ...]:

@@ -153,6 +153,8 @@ def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, i
         return skip(str(error))
     if weight.dtype.name not in FLOATS:
         return skip(f"its weight has type {weight.dtype.name}")
+    if weight.ndim < 3:
+        return skip(f"its weight has only {weight.ndim} axes")
     groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
     layer = Layer(
         name=name,

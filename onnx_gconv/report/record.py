@@ -61,15 +61,7 @@ def to_json(outcome: Outcome, plan: Plan, network: Network) -> str:
         ],
         "skipped": [vars(conv) for conv in plan.skipped],
         "gathers": {"naive": outcome.gathers[0], "written": outcome.gathers[1]},
-        "verify": None
-        if checked is None
-        else {
-            "samples": checked.samples,
-            "max_abs_error": checked.max_abs_error,
-            "max_rel_error": checked.max_rel_error,
-            "tolerance": checked.tolerance,
-            "passed": checked.passed,
-        },
+        "verify": None if checked is None else checked.as_dict(),
         "recovery": None,
         "latency": None,
         "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},

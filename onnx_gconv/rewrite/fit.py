@@ -38,7 +38,8 @@ def fit(model: onnx.ModelProto, plan: Plan, constants: Constants) -> list[Fitted
             why = f"cannot be grouped in this model: {reasons[planned.name]}" if planned.name in reasons else "is not in this model"
             raise PlanError(f"the plan's layer {planned.name!r} {why}.", hint="plan this very model: `onnx-gconv plan`")
         result.append(_fit_layer(by_name[planned.name], planned))
-    return result
+    # A plan may say in so many words that a layer keeps the groups it has.
+    return [fitted for fitted in result if fitted.groups != fitted.layer.groups]
 
 
 def _fit_layer(layer: Layer, planned: PlannedLayer) -> Fitted:

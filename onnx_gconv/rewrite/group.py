@@ -23,8 +23,6 @@ def group(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     surgery = Surgery(model)
     shared: dict[tuple[object, ...], str] = {}  # two Convs with one weight or bias and one grouping go on sharing it
     for fitted in fit(model, plan, constants):
-        if fitted.groups == fitted.layer.groups:
-            continue
         if fitted.key not in shared:
             shared[fitted.key] = surgery.unique(f"{fitted.layer.weight}_g{fitted.groups}")
             surgery.constant(shared[fitted.key], grouped_weight(layer_weight(constants, fitted.layer), fitted))
@@ -82,9 +80,3 @@ def _gather_output(
     result, grouped = node.outputs[0], surgery.variable(f"{name}_grouped")
     node.outputs[0] = grouped
     surgery.insert(_gather(surgery, name, inverse(fitted.out_order), grouped, result), after=node)
-
-
-def count_gathers(plan: Plan) -> tuple[int, int]:
-    """Return how many Gathers the plain form has, two for each grouped Conv, and how many are written."""
-    orders = [np.asarray(order) for layer in plan.layers for order in (layer.in_order, layer.out_order)]
-    return len(orders), sum(not _is_identity(order) for order in orders)

@@ -27,7 +27,7 @@ class Limit:
 def parse_limit(text: str) -> Limit:
     """Return the limit that `50%`, `300M`, `1.9G` or `5k` stands for."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([%kKmMgGtT]?)\s*", text)
-    if match is None or float(match[1]) == 0:
+    if match is None or float(match[1]) == 0 or len(match[1]) > 30:
         raise BudgetError(f"{text!r} is not a budget.", hint="write a share like 50% or a number like 300M, 1.9G, 5k")
     number, unit = float(match[1]), match[2].lower()
     if unit == "%":

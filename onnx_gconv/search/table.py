@@ -60,10 +60,12 @@ def require_feasible(table: Table, budget: Budget) -> None:
         ranges.append(f"--max-macs from {macs:,} ({share(macs, dense_macs)})")
     if budget.max_flops is not None:
         ranges.append(f"--max-flops from {2 * macs:,} ({share(macs, dense_macs)})")
+    still = [f"{params:,} parameters"] if budget.max_params is not None else []
+    still += [f"{macs:,} MACs"] if budget.macs is not None else []
     asked = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in budget.as_dict().items())
     raise BudgetError(
         f"the budget cannot be met: {asked} is asked, but with every layer at its largest number of groups the model "
-        f"still has {params:,} parameters and {macs:,} MACs.",
+        f"still has {' and '.join(still)}.",
         hint=f"feasible: {'; '.join(ranges)} up to 100%; fewer --exclude, or a smaller --min-group-channels, widen it",
     )
 
