@@ -12,7 +12,8 @@ from pathlib import Path
 from onnx_gconv.model.file import load
 from onnx_gconv.model.network import Network, read
 from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.planner import Request, make_plan
+from onnx_gconv.planning.planner import make_plan
+from onnx_gconv.planning.request import Request
 from onnx_gconv.solve.layer import Solver
 
 # architecture, G, parameters in M, FLOPs in G; the paper's Tables 1 and 2, its supplement's Table 4, and the issue.
@@ -55,7 +56,8 @@ def main() -> None:
         our_params, our_flops = counted(read(model, input_shapes(model, {})), path, groups)
         paper_flops = "" if flops is None else f"{flops:.4g}"
         print(
-            f"| {name} | {groups} | {params:.2f} M | {our_params:.3f} M | {our_params / params - 1:+.1%} | {paper_flops} | {our_flops:.4g} |"
+            f"| {name} | {groups} | {params:.2f} M | {our_params:.3f} M | {our_params / params - 1:+.1%} "
+            f"| {paper_flops} | {our_flops:.4g} |"
         )
 
 

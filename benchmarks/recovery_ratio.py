@@ -13,7 +13,11 @@ import numpy as np
 
 from onnx_gconv.solve.layer import Solver
 
-SOLVERS = {f"paper, N_S={rounds}": Solver("paper", rounds) for rounds in (1, 2, 5, 10)} | {"plain": Solver("plain")}
+SOLVERS = (
+    {"plain": Solver("plain")}
+    | {f"paper, N_S={rounds}": Solver("paper", rounds) for rounds in (1, 2, 5, 10)}
+    | {f"best, effort {effort}": Solver("best", effort=effort) for effort in (0, 1)}
+)
 
 
 def ratios(seed: int, *, channels: int, groups: int) -> list[float]:

@@ -7,10 +7,11 @@ import pytest
 from tiny import conv_net
 
 from onnx_gconv.errors import PlanError
-from onnx_gconv.group_config import module_names, read_group_config
 from onnx_gconv.model.network import Layer, read
 from onnx_gconv.plan import to_json
-from onnx_gconv.planner import Request, make_plan
+from onnx_gconv.planning.group_config import module_names, read_group_config
+from onnx_gconv.planning.planner import make_plan
+from onnx_gconv.planning.request import Request
 
 
 def layer(weight: str, label: str) -> Layer:

@@ -22,6 +22,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the grouped model to write")
     options.add_verifying(parser)
+    options.add_seed(parser)
     parser.set_defaults(run=run)
 
 

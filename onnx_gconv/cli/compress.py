@@ -43,7 +43,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from onnx_gconv.files import staged
     from onnx_gconv.model.file import bytes_on_disk, has_external_data, save, sha256
     from onnx_gconv.plan import to_json as plan_json
-    from onnx_gconv.planner import make_plan
+    from onnx_gconv.planning.planner import make_plan
     from onnx_gconv.report.record import Outcome
     from onnx_gconv.report.record import to_json as report_json
 

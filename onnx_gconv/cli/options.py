@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnx_gconv.planner import Request
+    from onnx_gconv.planning.request import Request
 
 
 def command(
@@ -42,7 +42,6 @@ def add_verifying(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-verify", action="store_true", help="write without running the model first; for models ONNX Runtime cannot run"
     )
-    add_seed(parser)
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +67,11 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     rule.add_argument(
         "--group-config", type=Path, metavar="FILE", help="the numbers of groups of a plan, or of the paper's authors' JSON"
     )
+    add_method(parser)
+
+
+def add_method(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which layers to group and how to solve and search."""
     layers = parser.add_argument_group("layers")
     layers.add_argument("--include", type=_regex, metavar="REGEX", help="group only layers whose layer or node name matches")
     layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="leave layers whose layer or node name matches")
@@ -78,6 +82,12 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="at least N input and output channels per group (default 1)",
     )
+    layers.add_argument(
+        "--target",
+        choices=("generic", "ort-cpu", "tensorrt"),
+        default="generic",
+        help="offer only groups of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there (default generic: any)",
+    )
     how = parser.add_argument_group("method")
     how.add_argument(
         "--criterion",
@@ -87,17 +97,34 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--solver",
-        choices=("paper", "plain"),
-        default="paper",
-        help="which channels go together: the paper's sort (default), or no permutation",
+        choices=("best", "paper", "plain"),
+        default="best",
+        help="which channels go together: alternating exact assignment (default), the paper's sort, or no permutation",
+    )
+    how.add_argument("--effort", type=int, choices=range(4), default=1, help="how hard --solver best tries (default 1)")
+    how.add_argument(
+        "--sort-rounds",
+        type=_natural,
+        default=10,
+        metavar="N",
+        help="N_S of --solver paper, rounds of sorting a block (default 10)",
     )
     how.add_argument(
-        "--sort-rounds", type=_natural, default=10, metavar="N", help="the paper's N_S, rounds of sorting per block (default 10)"
+        "--search",
+        choices=("exact", "local"),
+        default="exact",
+        help="how the budget is spent: the provably best choice (default), or the paper's local search",
     )
-    how.add_argument("--search", choices=("local",), default="local", help="how the budget is spent: the paper's local search")
     how.add_argument(
-        "--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="threads for solving (default: all cores)"
+        "--cost",
+        choices=("log", "share"),
+        default="log",
+        help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept",
     )
+    how.add_argument(
+        "--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="processes for solving (default: all cores)"
+    )
+    add_seed(parser)
 
 
 def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -107,22 +134,27 @@ def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def request(args: argparse.Namespace) -> "Request":
-    """Return what the flags of `add_choosing` ask for."""
-    from onnx_gconv.planner import Request
+    """Return what the flags of `add_choosing` or `add_method` ask for."""
+    from onnx_gconv.planning.request import Request
     from onnx_gconv.search.budget import parse_limit
     from onnx_gconv.solve.layer import Solver
 
-    limits = {name: parse_limit(getattr(args, name)) for name in ("max_params", "max_macs", "max_flops") if getattr(args, name)}
+    limits = {
+        name: parse_limit(getattr(args, name)) for name in ("max_params", "max_macs", "max_flops") if getattr(args, name, None)
+    }
     return Request(
         limits=limits,
-        groups=args.groups,
-        max_group_channels=args.max_group_channels,
-        group_config=args.group_config,
+        groups=getattr(args, "groups", None),  # `explore` has no budget and no rule
+        max_group_channels=getattr(args, "max_group_channels", None),
+        group_config=getattr(args, "group_config", None),
         include=args.include,
         exclude=args.exclude,
         min_group_channels=args.min_group_channels,
+        target=args.target,
         criterion=args.criterion,
-        solver=Solver(args.solver, args.sort_rounds),
+        solver=Solver(args.solver, args.sort_rounds, args.effort, args.seed),
+        search=args.search,
+        cost=args.cost,
         seed=args.seed,
         jobs=args.jobs,
     )

@@ -23,7 +23,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     options.add_model(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN", help="the plan file to write; - for stdout")
     options.add_choosing(parser)
-    options.add_seed(parser)
     options.add_json(parser)
     parser.set_defaults(run=partial(run, parser))
 
@@ -36,7 +35,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from onnx_gconv.files import write_text
     from onnx_gconv.model.file import sha256
     from onnx_gconv.plan import to_json
-    from onnx_gconv.planner import make_plan
+    from onnx_gconv.planning.planner import make_plan
 
     story = Story(args)
     source = open_source(args)

@@ -1,0 +1,121 @@
+"""Which numbers of groups each layer may have, and choosing one: by rule, or by a search under a budget.
+
+`left` collects, by Conv, why one stays as it is: every Conv of the model ends in the plan or there.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from onnx_gconv.model.network import Layer, Network
+from onnx_gconv.planning.group_config import read_group_config
+from onnx_gconv.planning.request import CostName, Request
+from onnx_gconv.planning.solving import Groupings
+from onnx_gconv.search.rules import by_group_channels, uniform
+from onnx_gconv.search.table import Option, Row, Table
+from onnx_gconv.search.target import CHANNEL_BLOCK, is_aligned
+
+Left = dict[str, str]
+Candidates = dict[str, tuple[int, ...]]  # by layer name: the present number of groups first
+
+# What a layer of which nothing is kept costs at most, so that costs stay finite.
+LEAST_KEPT = 1e-9
+
+
+def candidates(layers: Sequence[Layer], request: Request, left: Left) -> Candidates:
+    """Return the numbers of groups that each layer may have."""
+    allowed: Candidates = {}
+    block = CHANNEL_BLOCK[request.target]
+    for layer in layers:
+        names = (layer.name, layer.label)
+        if request.include is not None and not any(re.search(request.include, name) for name in names):
+            left[layer.name] = "not named by --include"
+        elif request.exclude is not None and any(re.search(request.exclude, name) for name in names):
+            left[layer.name] = "named by --exclude"
+        else:
+            smallest = min(layer.in_channels, layer.out_channels)
+            enough = [g for g in layer.legal_groups[1:] if smallest // g >= request.min_group_channels]
+            aligned = [g for g in enough if is_aligned(g, block, in_channels=layer.in_channels, out_channels=layer.out_channels)]
+            if aligned:
+                allowed[layer.name] = (layer.groups, *aligned)
+            elif enough:
+                left[layer.name] = f"no number of groups leaves a multiple of {block} channels per group (target {request.target})"
+            else:
+                left[layer.name] = f"every legal number of groups leaves fewer than {request.min_group_channels} channels per group"
+    return allowed
+
+
+def by_rule(layers: Sequence[Layer], allowed: Candidates, request: Request, left: Left) -> dict[str, int] | None:
+    """Return the groups by rule, or None when a search is to choose them."""
+    if request.groups is None and request.max_group_channels is None and request.group_config is None:
+        return None
+    config = read_group_config(request.group_config, layers) if request.group_config is not None else {}
+    chosen: dict[str, int] = {}
+    for layer in layers:
+        if layer.name not in allowed:
+            continue
+        answer = _answer(layer, allowed[layer.name], request, config)
+        if isinstance(answer, int) and answer > layer.groups:
+            chosen[layer.name] = answer
+        else:
+            left[layer.name] = answer if isinstance(answer, str) else f"it has {layer.groups} groups already"
+    return chosen
+
+
+def _answer(layer: Layer, legal: tuple[int, ...], request: Request, config: Mapping[str, int]) -> int | str:
+    if request.groups is not None:
+        return uniform(legal, request.groups)
+    if request.max_group_channels is not None:
+        return by_group_channels(legal, request.max_group_channels, in_channels=layer.in_channels, out_channels=layer.out_channels)
+    return uniform(legal, config[layer.name]) if layer.name in config else "not in the group configuration"
+
+
+def cost_table(network: Network, allowed: Candidates, groupings: Groupings, cost: CostName, left: Left) -> Table:
+    """Return what every number of groups of every layer costs and saves."""
+    rows = _rows(network, allowed, groupings, cost, left)
+    dense = [row.options[0] for row in rows]
+    return Table(
+        tuple(rows),
+        network.count.params - sum(option.params for option in dense) + _most_bias_copies(network.layers),
+        (network.count.macs or 0) - sum(option.macs for option in dense),  # 0 throughout where MACs are not known
+    )
+
+
+def pruning_cost(kept: float, cost: CostName) -> float:
+    """Return what a layer that keeps this share of its importance costs.
+
+    `share` is the paper's: 1 - kept. It calls a layer that lost everything only twice as bad as one that lost half, so a
+    search likes to wipe out a few layers. `log` is -log(kept): the signal passes the layers one after the other, shares
+    multiply, and no layer can be wiped out cheaply.
+    """
+    return 1.0 - kept if cost == "share" else -math.log(max(kept, LEAST_KEPT))
+
+
+def _rows(network: Network, allowed: Candidates, groupings: Groupings, cost: CostName, left: Left) -> list[Row]:
+    """Return the decisions of a search. Layers that share a weight are one: the weight shrinks once, if all agree."""
+    by_weight: dict[str, list[Layer]] = {}
+    for layer in network.layers:
+        by_weight.setdefault(layer.weight, []).append(layer)
+    rows = []
+    for sharing in by_weight.values():
+        free = [layer for layer in sharing if layer.name in allowed]
+        if not free:
+            continue
+        if len(free) < len(sharing) or len({layer.groups for layer in sharing}) > 1:
+            left.update({layer.name: "it shares its weight with a Conv that cannot be grouped alike" for layer in free})
+            continue
+        first = sharing[0]
+        options = []
+        for groups in allowed[first.name]:
+            price = 0.0 if groups == first.groups else pruning_cost(groupings[first.name, groups].kept, cost)
+            macs = sum(layer.macs or 0 for layer in sharing) * first.groups // groups if network.count.macs is not None else 0
+            options.append(Option(groups, price * len(sharing), first.weights * first.groups // groups, macs))
+        rows.append(Row(tuple(layer.name for layer in sharing), tuple(options)))
+    return rows
+
+
+def _most_bias_copies(layers: Sequence[Layer]) -> int:
+    """Return how many parameters shared biases can add at most, when every reader wants its own order."""
+    copies = sum(layer.out_channels for layer in layers if layer.bias)
+    stored = {layer.bias: layer.out_channels for layer in layers if layer.bias and not layer.bias_elsewhere}
+    return copies - sum(stored.values())

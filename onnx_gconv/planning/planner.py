@@ -1,0 +1,200 @@
+"""From a model to a plan: read, solve, choose."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from onnx_gconv.errors import BudgetError, ModelError
+from onnx_gconv.model.network import Layer, Network
+from onnx_gconv.plan import Plan, PlannedLayer, SkippedConv, Totals
+from onnx_gconv.planning.choosing import Candidates, Left, by_rule, candidates, cost_table
+from onnx_gconv.planning.request import Request
+from onnx_gconv.planning.solving import Groupings, Progress, solve_all
+from onnx_gconv.search.budget import Budget, Limit
+from onnx_gconv.search.exact import Found, search_exact
+from onnx_gconv.search.local import search_local
+from onnx_gconv.search.table import Table
+from onnx_gconv.solve.grouping import Grouping
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model solved for every number of groups that a plan may choose."""
+
+    network: Network
+    request: Request
+    left: Left
+    rule: dict[str, int] | None  # the choice, where a rule makes it
+    table: Table | None  # what to search on, where none does
+    groupings: Groupings
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, how good the search found it to be, and how long its two halves took."""
+
+    plan: Plan
+    found: Found | None  # None where a rule chose
+    solve_seconds: float = 0.0
+    search_seconds: float = 0.0
+
+
+def make_plan(model: onnx.ModelProto, network: Network, request: Request, *, sha256: str, progress: Progress) -> Planned:
+    """Return the plan for a model, or refuse with what is feasible."""
+    budget = resolve_budget(request.limits, network)
+    started = time.perf_counter()
+    prepared = prepare(model, network, request, progress)
+    solved = time.perf_counter()
+    planned = plan_within(prepared, budget, sha256=sha256)
+    return Planned(planned.plan, planned.found, solved - started, time.perf_counter() - solved)
+
+
+def prepare(model: onnx.ModelProto, network: Network, request: Request, progress: Progress) -> Prepared:
+    """Return the model solved: for the groups of a rule, or for all that a search may choose."""
+    left, allowed, rule = decide_candidates(network, request)
+    wanted: dict[str, Sequence[int]] = {name: [g] for name, g in rule.items()} if rule is not None else wanted_numbers(allowed)
+    groupings = solve_all(model, [layer for layer in network.layers if layer.name in wanted], wanted, request, progress)
+    table = cost_table(network, allowed, groupings, request.cost, left) if rule is None else None
+    return Prepared(network, request, left, rule, table, groupings)
+
+
+def wanted_numbers(allowed: Candidates) -> dict[str, Sequence[int]]:
+    """Return what a search needs solved: every candidate but the layer as it is."""
+    return {name: numbers[1:] for name, numbers in allowed.items()}
+
+
+def decide_candidates(network: Network, request: Request) -> tuple[Left, Candidates, dict[str, int] | None]:
+    """Return who is left and why, the candidates of the others, and a rule's choice; refuse where nothing could be grouped."""
+    if not network.layers:
+        what = f"none of the model's {len(network.skipped)} Convs can be grouped"
+        raise ModelError(
+            _nothing([conv.reason for conv in network.skipped], what) if network.skipped else "the model has no Conv.",
+            hint="`onnx-gconv inspect` lists every Conv and why it is skipped",
+        )
+    left: Left = {conv.name: conv.reason for conv in network.skipped}
+    allowed = candidates(network.layers, request, left)
+    rule = by_rule(network.layers, allowed, request, left)
+    if not allowed or rule == {}:
+        raise ModelError(
+            _nothing(list(left.values()), "no Conv would be grouped"), hint="`onnx-gconv inspect` lists the legal numbers of groups"
+        )
+    return left, allowed, rule
+
+
+def plan_within(prepared: Prepared, budget: Budget, *, sha256: str) -> Planned:
+    """Return the plan of least cost within the budget."""
+    found, chosen, left = None, prepared.rule, dict(prepared.left)
+    if chosen is None:
+        assert prepared.table is not None
+        found = _search(prepared.table, budget, prepared.request)
+        chosen = _chosen(prepared.table, found.choice, left)
+    plan = _plan(prepared, chosen, left, budget, sha256)
+    if not budget.allows(plan.after.params, plan.after.macs):
+        raise BudgetError(
+            f"the chosen groups leave {plan.after.params:,} parameters and {plan.after.macs or 0:,} MACs, over the budget.",
+            hint="leave out --groups, --max-group-channels or --group-config and let the search meet the budget",
+        )
+    return Planned(plan, found)
+
+
+def _search(table: Table, budget: Budget, request: Request) -> Found:
+    if request.search == "exact":
+        return search_exact(table, budget)
+    choice = search_local(table, budget)
+    return Found(choice, table.cost(choice), float("-inf"))
+
+
+def _chosen(table: Table, choice: Sequence[int], left: Left) -> dict[str, int]:
+    chosen = {}
+    for row, index in zip(table.rows, choice, strict=True):
+        for name in row.names:
+            if index > 0:
+                chosen[name] = row.options[index].groups
+            else:
+                left[name] = "the budget is met without it"
+    return chosen
+
+
+def resolve_budget(limits: Mapping[str, Limit], network: Network) -> Budget:
+    """Return the budget in absolute numbers; shares are of the whole model before."""
+    count = network.count
+    wholes = {"max_params": count.params, "max_macs": count.macs, "max_flops": count.flops}
+    resolved = {}
+    for name, limit in limits.items():
+        whole = wholes[name]
+        if whole is None:
+            raise BudgetError(
+                "the MACs of this model are not known: neither shape inference nor a run settles every shape.",
+                hint="give --input-shape, or budget parameters with --max-params",
+            )
+        resolved[name] = limit.of(whole)
+    return Budget(**resolved)
+
+
+def _nothing(reasons: Sequence[str], what: str) -> str:
+    distinct = list(dict.fromkeys(reasons))
+    more = f"; and {len(distinct) - 3} more reasons" if len(distinct) > 3 else ""
+    return f"{what}: {'; '.join(distinct[:3])}{more}."
+
+
+def _plan(prepared: Prepared, chosen: Mapping[str, int], left: Left, budget: Budget, sha256: str) -> Plan:
+    network, request = prepared.network, prepared.request
+    planned = {
+        layer.name: _planned_layer(layer, prepared.groupings[layer.name, chosen[layer.name]])
+        for layer in network.layers
+        if layer.name in chosen
+    }
+    return Plan(
+        source_sha256=sha256,
+        criterion=request.criterion,
+        solver=request.solver.name,
+        search=request.search_name,
+        seed=request.seed,
+        budget=budget.as_dict(),
+        gathers="free",
+        before=Totals(network.count.params, network.count.macs),
+        after=_after(network, planned),
+        layers=tuple(planned.values()),
+        skipped=tuple(SkippedConv(name, reason) for name, reason in left.items() if name not in chosen),
+    )
+
+
+def _planned_layer(layer: Layer, grouping: Grouping) -> PlannedLayer:
+    return PlannedLayer(
+        name=layer.name,
+        label=layer.label,
+        out_channels=layer.out_channels,
+        in_channels=layer.in_channels,
+        groups=grouping.groups,
+        kept=round(grouping.kept, 6),
+        in_order=tuple(grouping.in_order.tolist()),
+        out_order=tuple(grouping.out_order.tolist()),
+    )
+
+
+def _after(network: Network, planned: Mapping[str, PlannedLayer]) -> Totals:
+    """Return what the model costs with the planned groups.
+
+    A weight is stored once for each way it is grouped, a bias once for each order it is read in.
+    """
+    before: dict[str, int] = {}
+    after: dict[tuple[object, ...], int] = {}
+    macs_saved = 0
+    for layer in network.layers:
+        plan = planned.get(layer.name)
+        groups = layer.groups if plan is None else plan.groups
+        before[layer.weight] = layer.weights
+        after[layer.weight, layer.groups, groups] = layer.weights * layer.groups // groups
+        if layer.bias:
+            before[layer.bias] = after[layer.bias, _bias_order(plan)] = layer.out_channels
+            if layer.bias_elsewhere:
+                after[layer.bias, None] = layer.out_channels
+        macs_saved += (layer.macs or 0) - (layer.macs or 0) * layer.groups // groups
+    params = network.count.params - sum(before.values()) + sum(after.values())
+    return Totals(params, None if network.count.macs is None else network.count.macs - macs_saved)
+
+
+def _bias_order(plan: PlannedLayer | None) -> tuple[int, ...] | None:
+    return None if plan is None or plan.out_order == tuple(range(plan.out_channels)) else plan.out_order

@@ -1,0 +1,43 @@
+"""What the user asks of the planner."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from onnx_gconv.search.budget import Limit
+from onnx_gconv.search.target import TargetName
+from onnx_gconv.solve.importance import Criterion
+from onnx_gconv.solve.layer import Solver
+
+SearchName = Literal["exact", "local"]
+CostName = Literal["share", "log"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Limits, at most one rule, which layers, and how to solve and search."""
+
+    limits: Mapping[str, Limit] = field(default_factory=dict)  # max_params, max_macs, max_flops
+    groups: int | None = None
+    max_group_channels: int | None = None
+    group_config: Path | None = None
+    include: str | None = None  # regular expressions on layer and node names
+    exclude: str | None = None
+    min_group_channels: int = 1
+    target: TargetName = "generic"
+    criterion: Criterion = "l2"
+    solver: Solver = field(default_factory=Solver)
+    search: SearchName = "exact"
+    cost: CostName = "log"
+    seed: int = 0
+    jobs: int = 1
+
+    @property
+    def search_name(self) -> str:
+        """How the groups are chosen, as the plan file says it."""
+        if self.groups is not None:
+            return "uniform"
+        if self.max_group_channels is not None:
+            return "max-group-channels"
+        return "group-config" if self.group_config is not None else self.search

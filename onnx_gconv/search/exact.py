@@ -1,0 +1,80 @@
+"""The exact search: a multiple-choice knapsack, solved by HiGHS with proof."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.local import search_local
+from onnx_gconv.search.table import Table, require_feasible
+
+TIME_LIMIT_SECONDS = 60.0
+# HiGHS takes a constraint as met within 1e-6 of its right-hand side (scaled to 1): such a step over is not allowed here.
+FEASIBILITY = 1e-6
+
+
+@dataclass(frozen=True)
+class Found:
+    """A choice within the budget, its cost, and a proven lower bound of any choice's cost."""
+
+    choice: list[int]
+    cost: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """How much the cost may be above the optimum at most; 0 is a proof of optimality (up to HiGHS's 1e-6)."""
+        gap = self.cost - self.bound
+        return gap if gap > 2e-6 * max(1.0, self.cost) else 0.0
+
+
+def search_exact(table: Table, budget: Budget, *, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Found:
+    """Return the choice of least cost within the budget, with the gap that is left if time runs out."""
+    require_feasible(table, budget)
+    if not table.rows:
+        return Found([], 0.0, 0.0)
+    fallback = search_local(table, budget)
+    best, bound, slack = Found(fallback, table.cost(fallback), 0.0), 0.0, 0.0
+    # The first solve allows HiGHS its tolerance: its bound holds. Should it step over the budget, the next ones tighten it.
+    for attempt in range(3):
+        solved = _solve(table, budget, slack, time_limit_seconds)
+        if solved is None:
+            break
+        choice, lower = solved
+        bound = lower if attempt == 0 else bound
+        if budget.allows(*table.totals(choice)):
+            if table.cost(choice) < best.cost:
+                best = Found(choice, table.cost(choice), bound)
+            break
+        slack = 2 * FEASIBILITY * (attempt + 1)
+    return Found(best.choice, best.cost, min(bound, best.cost))
+
+
+def _solve(table: Table, budget: Budget, slack: float, seconds: float) -> tuple[list[int], float] | None:
+    options = [option for row in table.rows for option in row.options]
+    sizes = [len(row.options) for row in table.rows]
+    row_of = np.repeat(np.arange(len(sizes)), sizes)
+    pick_one = csr_array((np.ones(len(options)), (row_of, np.arange(len(options)))), shape=(len(sizes), len(options)))
+    constraints = [LinearConstraint(pick_one, 1, 1)]
+    for limit, fixed, amounts in (
+        (budget.max_params, table.fixed_params, [option.params for option in options]),
+        (budget.macs, table.fixed_macs, [option.macs for option in options]),
+    ):
+        if limit is not None:
+            # Scaled to a right-hand side of 1, where HiGHS's tolerances are meant to be.
+            room = max(limit - fixed, 1)
+            constraints.append(LinearConstraint(np.array(amounts)[None] / room, -np.inf, 1 - slack))
+    result = milp(
+        np.array([option.cost for option in options]),
+        integrality=np.ones(len(options)),
+        bounds=Bounds(0, 1),
+        constraints=constraints,
+        options={"mip_rel_gap": 0.0, "time_limit": seconds},
+    )
+    if result.x is None:
+        return None
+    chosen = np.split(result.x, np.cumsum(sizes)[:-1])
+    lower = result.mip_dual_bound if result.mip_dual_bound is not None else 0.0
+    return [int(part.argmax()) for part in chosen], float(lower)
