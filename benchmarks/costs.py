@@ -72,7 +72,8 @@ def main() -> None:
     test, labels = cifar10.load("test", limit=args.images)
     train, _ = cifar10.load("train", limit=500)
     test, train = cifar10.normalise(test), cifar10.normalise(train)
-    print("| model | MACs | search | layers grouped | largest G | accuracy | with fresh BN statistics |\n|---|---|---|---|---|---|---|")
+    print("| model | MACs | search | layers grouped | largest G | accuracy | with fresh BN statistics |")
+    print("|---|---|---|---|---|---|---|")
     for name in args.models:
         model = load(SHARED / "zoo" / f"{name}.onnx")
         network = read(model, input_shapes(model, {}), observe=observe_shapes)

@@ -10,6 +10,14 @@ from pathlib import Path
 from onnx_gconv.errors import OutputError
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder '{folder}': {error.strerror}.", hint="choose another one with -o") from error
+
+
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
     """Yield an empty folder; what is in it at the end moves into `folder`, on an error nothing does.

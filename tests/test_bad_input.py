@@ -455,7 +455,7 @@ def interrupt(command: str) -> None:
     "moment",
     [
         "onnx_gconv.model.file.load",
-        "onnx_gconv.planner.make_plan",
+        "onnx_gconv.planning.planner.make_plan",
         "onnx_gconv.rewrite.group.group",
         "onnx_gconv.verify.verify",
         "onnx_gconv.model.file.save",

@@ -17,11 +17,11 @@ FLOW = {
     "solve": {"solve", "errors"},
     "search": {"search", "errors"},
     "model": {"model", "errors", "files"},
-    "planning": {"planning", "errors", "model", "solve", "search", "plan"},
+    "planning": {"planning", "errors", "files", "model", "solve", "search", "plan"},
     "rewrite": {"rewrite", "model", "solve", "plan", "errors"},
     "runtime": {"errors", "model"},
     "verify": {"errors", "model", "runtime"},
-    "report": {"report", "model", "plan", "verify", "errors"},
+    "report": {"report", "model", "plan", "planning", "verify", "errors"},
 }
 
 

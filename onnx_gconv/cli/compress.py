@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
+from onnx_gconv.cli.plan import searched
 from onnx_gconv.cli.rewriting import rewrite
 from onnx_gconv.cli.source import Source, default_output, open_source, read_network
 from onnx_gconv.cli.story import Story
@@ -43,6 +44,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from onnx_gconv.files import staged
     from onnx_gconv.model.file import bytes_on_disk, has_external_data, save, sha256
     from onnx_gconv.plan import to_json as plan_json
+    from onnx_gconv.planning.bounds import layer_bounds
     from onnx_gconv.planning.planner import make_plan
     from onnx_gconv.report.record import Outcome
     from onnx_gconv.report.record import to_json as report_json
@@ -72,6 +74,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             before=_cost(source, source.model, bytes_on_disk(source.path)),
             after=_cost(source, rewritten.grouped, bytes_on_disk(staging / output.name)),
             gathers=rewritten.gathers,
+            search=None if planned.found is None else planned.found.as_dict(),
             verification=rewritten.verification,
             seconds=seconds,
         )
@@ -85,10 +88,12 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         from onnx_gconv.report.tables import print_outcome, print_plan, print_skipped
 
         if args.verbose:
-            print_plan(plan)
+            print_plan(plan, layer_bounds(source.model, network, plan))
             print_skipped([(conv.name, conv.reason) for conv in plan.skipped], title="Convs that stay as they are")
         print_outcome(outcome.before, outcome.after, gathers=outcome.gathers, verification=outcome.verification)
     stem = output.with_suffix("")
+    if planned.found is not None:
+        story.tell(searched(planned.found))
     story.tell(f"grouped {len(plan.layers)} of {len(plan.layers) + len(plan.skipped)} Convs; -v lists them")
     story.tell(f"wrote {output}, {stem}.plan.json, {stem}.report.json")
     return 0

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from onnx_gconv import __version__
-from onnx_gconv.cli import apply, compress, inspect, mask, plan, verify
+from onnx_gconv.cli import apply, compress, explore, inspect, mask, plan, verify
 from onnx_gconv.errors import GconvError
 
 DESCRIPTION = """\
@@ -22,8 +22,12 @@ or step by step, with files to look at and edit in between:
   onnx-gconv mask     model.onnx plan.json -o masked.onnx      for fine-tuning in any framework
   onnx-gconv apply    masked.onnx plan.json -o grouped.onnx    the same function, really grouped
   onnx-gconv verify   masked.onnx grouped.onnx
+
+or look at many budgets first:
+
+  onnx-gconv explore  model.onnx -o sweep --points 12
 """
-COMMANDS = (inspect, compress, plan, mask, apply, verify)
+COMMANDS = (inspect, compress, plan, mask, apply, verify, explore)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -57,10 +57,10 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     budget.add_argument("--max-macs", metavar="LIMIT", help="multiply-accumulates")
     budget.add_argument("--max-params", metavar="LIMIT", help="parameters")
     rule = parser.add_argument_group("rule", "instead of a search under a budget").add_mutually_exclusive_group()
-    rule.add_argument("--groups", type=_positive, metavar="G", help="G groups wherever that is legal")
+    rule.add_argument("--groups", type=positive, metavar="G", help="G groups wherever that is legal")
     rule.add_argument(
         "--max-group-channels",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="as many groups as bring each layer to N channels per group (the paper's G_M)",
     )
@@ -77,7 +77,7 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="leave layers whose layer or node name matches")
     layers.add_argument(
         "--min-group-channels",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="at least N input and output channels per group (default 1)",
@@ -122,7 +122,7 @@ def add_method(parser: argparse.ArgumentParser) -> None:
         help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept",
     )
     how.add_argument(
-        "--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="processes for solving (default: all cores)"
+        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes for solving (default: all cores)"
     )
     add_seed(parser)
 
@@ -160,7 +160,8 @@ def request(args: argparse.Namespace) -> "Request":
     )
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Return a whole number from 1 on."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")

@@ -4,10 +4,14 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
 from onnx_gconv.cli.source import open_source, read_network
 from onnx_gconv.cli.story import Story
+
+if TYPE_CHECKING:
+    from onnx_gconv.search.exact import Found
 
 TEACH = """\
 Choose the number of groups of each Conv and which channels go together; write it as a plan, one layer a line.
@@ -35,13 +39,15 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from onnx_gconv.files import write_text
     from onnx_gconv.model.file import sha256
     from onnx_gconv.plan import to_json
+    from onnx_gconv.planning.bounds import layer_bounds
     from onnx_gconv.planning.planner import make_plan
 
     story = Story(args)
     source = open_source(args)
     network = read_network(source, story)
     with story.progress("solving") as progress:
-        plan = make_plan(source.model, network, request, sha256=sha256(source.path), progress=progress).plan
+        planned = make_plan(source.model, network, request, sha256=sha256(source.path), progress=progress)
+    plan = planned.plan
     text = to_json(plan)
     if str(args.output) == "-":
         sys.stdout.write(text)
@@ -52,9 +58,21 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         return 0
     from onnx_gconv.report.tables import print_plan, print_skipped, print_totals
 
-    print_plan(plan)
+    print_plan(plan, layer_bounds(source.model, network, plan) if args.verbose else {})
     if args.verbose:
         print_skipped([(conv.name, conv.reason) for conv in plan.skipped], title="Convs that stay as they are")
     print_totals(dict(vars(plan.before)), dict(vars(plan.after)))
+    if planned.found is not None:
+        story.tell(searched(planned.found))
     story.tell(f"wrote {args.output}: {len(plan.layers)} layers to group, {len(plan.skipped)} Convs as they are")
     return 0
+
+
+def searched(found: "Found") -> str:
+    """Return one sentence on how good the search's choice is."""
+    known = found.as_dict()
+    if known["gap"] is None:
+        return f"search: cost {found.cost:.4f}, by the local search, which proves nothing"
+    if known["gap"] == 0:
+        return f"search: cost {found.cost:.4f}, proven to be the least within the budget"
+    return f"search: cost {found.cost:.4f}; time ran out, the least is proven to be at least {found.bound:.4f}"

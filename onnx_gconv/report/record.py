@@ -32,6 +32,7 @@ class Outcome:
     before: Cost
     after: Cost
     gathers: tuple[int, int]  # naive, written
+    search: dict[str, float | None] | None  # cost, proven bound and gap of the search; None where a rule chose
     verification: Verification | None
     seconds: Mapping[str, float]
 
@@ -48,6 +49,7 @@ def to_json(outcome: Outcome, plan: Plan, network: Network) -> str:
         "after": outcome.after.as_dict(),
         "budget": dict(plan.budget),
         "budget_met": True,  # a plan over its budget is refused, never written
+        "search": outcome.search,
         "layers": [
             {
                 "name": planned.name,

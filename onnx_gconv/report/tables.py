@@ -1,12 +1,14 @@
 """Tables for people, on stdout."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan
+from onnx_gconv.planning.exploration import Point
 from onnx_gconv.report.record import Cost
 from onnx_gconv.verify import Verification
 
@@ -58,12 +60,14 @@ def print_skipped(rows: Sequence[tuple[str, str]], *, title: str) -> None:
         _console().print(table)
 
 
-def print_plan(plan: Plan) -> None:
-    """Print each planned layer with its groups and the share of importance it keeps."""
-    table = Table("layer", "in → out", "groups", "kept", title="Plan")
-    table.columns[2].justify = table.columns[3].justify = "right"
+def print_plan(plan: Plan, bounds: Mapping[str, float]) -> None:
+    """Print each planned layer with its groups and the share of importance it keeps, and could keep at most."""
+    table = Table("layer", "in → out", "groups", "kept", *(["at most"] if bounds else []), title="Plan")
+    for column in table.columns[2:]:
+        column.justify = "right"
     for layer in plan.layers:
-        table.add_row(layer.label, f"{layer.in_channels} → {layer.out_channels}", str(layer.groups), f"{layer.kept:.1%}")
+        row = [layer.label, f"{layer.in_channels} → {layer.out_channels}", str(layer.groups), f"{layer.kept:.1%}"]
+        table.add_row(*row, *([f"{bounds[layer.name]:.1%}"] if bounds else []))
     _console().print(table)
 
 
@@ -99,6 +103,27 @@ def _totals_table(before: dict[str, int | None], after: dict[str, int | None]) -
         text = [str(number) if key == "nodes" else short(number) + unit for number in (value, now)]
         table.add_row(titles[key], *text, left)
     return table
+
+
+def print_exploration(points: Sequence[Point], network: Network) -> None:
+    """Print what each budget gives: parameters, MACs, cost, and how often each number of groups is used."""
+    table = Table("plan", "params", "left", "MACs", "left", "cost", "groups: layers", title="Exploration")
+    for column in table.columns[1:6]:
+        column.justify = "right"
+    for point in points:
+        numbers = Counter(layer.groups for layer in point.plan.layers)
+        used = "  ".join(f"{groups}: {count}" for groups, count in sorted(numbers.items()))
+        after = point.plan.after
+        table.add_row(
+            point.file.removesuffix(".plan.json"),
+            short(after.params),
+            f"{after.params / network.count.params:.1%}",
+            short(after.macs),
+            f"{after.macs / network.count.macs:.1%}" if after.macs and network.count.macs else "",
+            f"{point.cost:.4f}" + (f" (at most {point.gap:.1e} above the least)" if point.gap > 0 else ""),
+            used or "none",
+        )
+    _console().print(table)
 
 
 def print_verification(verification: Verification) -> None:

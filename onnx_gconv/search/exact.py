@@ -1,5 +1,6 @@
 """The exact search: a multiple-choice knapsack, solved by HiGHS with proof."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,11 @@ class Found:
     choice: list[int]
     cost: float
     bound: float
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return cost, bound and gap for JSON; null where nothing is proven, as by the local search."""
+        proven = math.isfinite(self.bound)
+        return {"cost": self.cost, "bound": self.bound if proven else None, "gap": self.gap if proven else None}
 
     @property
     def gap(self) -> float:

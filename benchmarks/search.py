@@ -1,0 +1,228 @@
+"""The exact search under budgets: against brute force, with proof, within the budget, and the whole command on a large model.
+
+    OPENBLAS_NUM_THREADS=1 python benchmarks/search.py [SECTION ...] [--budgets 1000] [--cases 500]
+
+Needs the architectures (`python models/export_architectures.py resnet50 resnet164 densenet86 resnet101 -o /tmp/arch`).
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from onnx_gconv.model.file import load
+from onnx_gconv.model.network import read
+from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.planning.planner import prepare
+from onnx_gconv.planning.request import Request
+from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.exact import search_exact
+from onnx_gconv.search.local import search_local
+from onnx_gconv.search.table import Option, Row, Table
+
+DIGITS = Path(__file__).resolve().parent.parent / "models" / "digits.onnx"
+MODELS = ("resnet50", "resnet164", "densenet86")
+KINDS = {"params": (True, False), "MACs": (False, True), "both": (True, True)}
+
+
+@cache
+def table_of(path: Path) -> Table:
+    """Return the cost table of a model: every layer solved for every legal number of groups."""
+    model = load(path)
+    prepared = prepare(model, read(model, input_shapes(model, {})), Request(jobs=os.cpu_count() or 1), lambda *_: None)
+    assert prepared.table is not None
+    return prepared.table
+
+
+def ends(table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parameters and MACs of the smallest and of the dense model."""
+    return np.array(table.totals(table.smallest())), np.array(table.totals([0] * len(table.rows)))
+
+
+def budget_at(table: Table, kind: str, shares: tuple[float, float]) -> Budget:
+    """Return the budget at these shares of the way from the smallest to the dense model."""
+    smallest, dense = ends(table)
+    params, macs = (int(low + share * (high - low)) for low, high, share in zip(smallest, dense, shares, strict=True))
+    return Budget(*(limit if wanted else None for limit, wanted in zip((params, macs), KINDS[kind], strict=True)))
+
+
+def used(table: Table, choice: list[int], budget: Budget) -> float:
+    """Return the used share of what is allowed; of the limit that binds, where there are two."""
+    limits = zip(table.totals(choice), (budget.max_params, budget.macs), strict=True)
+    return max(total / limit for total, limit in limits if limit is not None)
+
+
+def by_brute_force(table: Table, budget: Budget) -> float:
+    choices = itertools.product(*(range(len(row.options)) for row in table.rows))
+    return min(table.cost(choice) for choice in choices if budget.allows(*table.totals(choice)))
+
+
+def random_case(seed: int) -> tuple[Table, Budget]:
+    """Return a table of up to four layers that look like Convs, and a budget that can be met."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number in range(rng.integers(1, 5)):
+        weights, pixels, length = 9 * 64 ** int(rng.integers(1, 4)), int(rng.choice([49, 196, 3136])), int(rng.integers(2, 6))
+        costs = np.sort(rng.random(length))
+        options = (Option(2**k, float(costs[k]) if k else 0.0, weights >> k, (weights >> k) * pixels) for k in range(length))
+        rows.append(Row((f"r{number}",), tuple(options)))
+    table = Table(tuple(rows), int(rng.integers(10**4)), int(rng.integers(10**6)))
+    kind = rng.choice(list(KINDS))
+    return table, budget_at(table, kind, (float(rng.random()), float(rng.random())))
+
+
+def small(args: argparse.Namespace) -> None:
+    above, gaps = [], []
+    for seed in range(args.cases):
+        table, budget = random_case(seed)
+        found = search_exact(table, budget)
+        assert budget.allows(*table.totals(found.choice))
+        above.append(found.cost - by_brute_force(table, budget))
+        gaps.append(found.gap)
+    print(
+        "| random tables of up to 4 layers | equal to brute force | worst above the optimum | proven (gap 0) |\n|---|---|---|---|"
+    )
+    print(f"| {args.cases} | {sum(x < 1e-6 for x in above)} | {max(above):.1e} | {sum(gap == 0 for gap in gaps)} |")
+
+
+def proof(args: argparse.Namespace) -> None:
+    print(
+        "| model | layers | options | budget | cost | gap | seconds | used | paper's local search |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    for name, kind, share in itertools.product(MODELS, KINDS, (0.7, 0.5, 0.3)):
+        table = table_of(args.arch / f"{name}.onnx")
+        budget = budget_at(table, kind, (share, share))
+        started = time.perf_counter()
+        found = search_exact(table, budget)
+        seconds = time.perf_counter() - started
+        local = search_local(table, budget)
+        options = sum(len(row.options) for row in table.rows)
+        print(
+            f"| {name} | {len(table.rows)} | {options} | {share:.0%} of the way, {kind} | {found.cost:.4f} | {found.gap:.1e} "
+            f"| {seconds:.2f} | {used(table, found.choice, budget):.3%} "
+            f"| {table.cost(local):.4f}, {used(table, local, budget):.1%} used |",
+            flush=True,
+        )
+
+
+def searched(budget: Budget, *, table: Table) -> tuple[float, float, float, bool, float]:
+    """Return cost, gap and share used of one search, whether it kept the budget, and its seconds."""
+    started = time.perf_counter()
+    found = search_exact(table, budget)
+    seconds = time.perf_counter() - started
+    return found.cost, found.gap, used(table, found.choice, budget), budget.allows(*table.totals(found.choice)), seconds
+
+
+def budgets(args: argparse.Namespace) -> None:
+    print(
+        "| model | kind | budgets | exceeded | gap 0 | largest gap | used, least | used, median | under 99 % "
+        "| looser but dearer | mean s | worst s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    rng = np.random.default_rng(0)
+    each = -(-args.budgets // (len(MODELS) * len(KINDS)))
+    with ProcessPoolExecutor() as pool:
+        for name, kind in itertools.product(MODELS, KINDS):
+            table = table_of(args.arch / f"{name}.onnx")
+            asked = [budget_at(table, kind, (float(a), float(b))) for a, b in rng.random((each, 2))]
+            found = list(pool.map(partial(searched, table=table), asked, chunksize=4))
+            costs, gaps, share, kept, seconds = zip(*found, strict=True)
+            print(
+                f"| {name} | {kind} | {each} | {each - sum(kept)} | {sum(gap == 0 for gap in gaps)} | {max(gaps):.1e} | {min(share):.2%} "
+                f"| {statistics.median(share):.3%} | {sum(one < 0.99 for one in share)} | {dearer(asked, costs)} "
+                f"| {statistics.mean(seconds):.2f} | {max(seconds):.2f} |",
+                flush=True,
+            )
+
+
+def dearer(asked: list[Budget], costs: tuple[float, ...]) -> int:
+    """Return how many pairs of budgets there are where the looser one costs more."""
+    limits = np.array([[np.inf if limit is None else limit for limit in (budget.max_params, budget.macs)] for budget in asked])
+    looser = (limits[:, None] >= limits[None]).all(axis=2)
+    return int((looser & (np.array(costs)[:, None] > np.array(costs)[None] + 1e-6)).sum())
+
+
+def resnet164(args: argparse.Namespace) -> None:
+    print("| ResNet-164, asked | params of the plan | used | gap | the paper's authors' own |\n|---|---|---|---|---|")
+    table = table_of(args.arch / "resnet164.onnx")
+    for millions, theirs in ((1.6, "1.61 M"), (1.4, "1.41 M"), (1.2, "1.21 M"), (1.0, ""), (0.8, "")):
+        budget = Budget(max_params=int(millions * 1e6))
+        found = search_exact(table, budget)
+        params, _ = table.totals(found.choice)
+        print(f"| {millions} M | {params:,} | {used(table, found.choice, budget):.3%} | {found.gap:.1e} | {theirs} |", flush=True)
+
+
+def tree_bytes(pid: int) -> int:
+    """Return the resident bytes of a process and its descendants; pages they share count for each."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        children = " ".join(task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")).split()
+    except (OSError, IndexError):  # it has ended
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(tree_bytes(int(child)) for child in children)
+
+
+def measured(arguments: list[str]) -> tuple[int, float, int, str]:
+    """Return the exit code, seconds, peak resident bytes of the process tree, and stdout of one command."""
+    started, peak = time.perf_counter(), 0
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen([sys.executable, "-m", "onnx_gconv", *arguments], stdout=output)
+        while process.poll() is None:
+            peak = max(peak, tree_bytes(process.pid))
+            time.sleep(0.01)
+        output.seek(0)
+        return process.returncode, time.perf_counter() - started, peak, output.read()
+
+
+def large(args: argparse.Namespace) -> None:
+    path = args.arch / "resnet101.onnx"
+    size = path.stat().st_size
+    _, _, baseline, _ = measured(["inspect", str(DIGITS)])
+    print(
+        "| ResNet-101, --max-macs 50% | model | exit | seconds | peak RSS less baseline | of the model | MACs left | seconds of |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for jobs in (2, 1):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = ["--max-macs", "50%", "--jobs", str(jobs), "-o", f"{folder}/out.onnx", "--json"]
+            code, seconds, peak, text = measured(["compress", str(path), *flags])
+        report = json.loads(text)
+        left = report["after"]["macs"] / report["before"]["macs"]
+        parts = ", ".join(f"{name} {value:.1f}" for name, value in report["seconds"].items())
+        more = peak - baseline
+        print(
+            f"| --jobs {jobs} | {size / 1e6:.0f} MB | {code} | {seconds:.1f} | {more / 1e6:.0f} MB | {more / size:.2f} x "
+            f"| {left:.3%} | {parts} |",
+            flush=True,
+        )
+
+
+SECTIONS = {"small": small, "proof": proof, "budgets": budgets, "resnet164": resnet164, "large": large}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", choices=SECTIONS, help="what to measure (default: all)", metavar="SECTION")
+    parser.add_argument("--budgets", type=int, default=1000, help="random budgets, over all models and kinds")
+    parser.add_argument("--cases", type=int, default=500, help="small tables to solve by brute force")
+    parser.add_argument("--arch", type=Path, default=Path("/tmp/arch"))
+    args = parser.parse_args()
+    for name in args.sections or SECTIONS:
+        print(f"\n## {name}\n", flush=True)
+        started = time.perf_counter()
+        SECTIONS[name](args)
+        print(f"\n({time.perf_counter() - started:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""A sweep of budgets: solve once, then one search per point; everything found is on disk at once, so a sweep can go on."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx
+
+from onnx_gconv.errors import BudgetError, PlanError
+from onnx_gconv.files import write_text
+from onnx_gconv.model.network import Network
+from onnx_gconv.plan import Plan, to_json
+from onnx_gconv.planning.choosing import cost_table
+from onnx_gconv.planning.planner import Prepared, decide_candidates, plan_within, wanted_numbers
+from onnx_gconv.planning.request import Request
+from onnx_gconv.planning.solving import Groupings, Problem, Progress, Solutions, problems, solve_each
+from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.table import Table
+from onnx_gconv.solve.grouping import Grouping
+
+Axis = Literal["macs", "params"]
+SOLUTIONS = "solutions.jsonl"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One budget and the plan found for it."""
+
+    file: str
+    plan: Plan
+    cost: float
+    gap: float  # the cost is proven to be no further above the least possible one
+
+
+class Store:
+    """The solved layers of an exploration, one a line, appended as they are found.
+
+    The first line says what they are solutions of; a folder with other ones is refused, not overwritten.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, object]) -> None:
+        self._path = path
+        self._solutions: dict[tuple[str, int], Solutions] = {}
+        if not path.exists():
+            write_text(path, json.dumps(settings) + "\n")
+            return
+        lines = path.read_text(encoding="utf-8").split("\n")
+        if lines[0] != json.dumps(settings):
+            raise PlanError(
+                f"'{path.parent}' holds an exploration of another model or with other flags.", hint="use another folder"
+            )
+        # What follows the last newline was cut off in mid-write.
+        for line in lines[1:-1]:
+            entry = json.loads(line)
+            self._solutions[entry["weight"], entry["existing"]] = {
+                int(g): Grouping(int(g), np.array(ins), np.array(outs), kept) for g, (kept, ins, outs) in entry["groups"].items()
+            }
+        write_text(path, "\n".join(lines[:-1]) + "\n")
+
+    def get(self, problem: Problem) -> Solutions | None:
+        return self._solutions.get(_key(problem))
+
+    def add(self, problem: Problem, solutions: Solutions) -> None:
+        groups = {g: (found.kept, found.in_order.tolist(), found.out_order.tolist()) for g, found in solutions.items()}
+        weight, existing = _key(problem)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"weight": weight, "existing": existing, "groups": groups}) + "\n")
+
+
+def _key(problem: Problem) -> tuple[str, int]:
+    return problem.layers[0].weight, problem.layers[0].groups
+
+
+def prepare_resumable(
+    model: onnx.ModelProto, network: Network, request: Request, *, sha256: str, folder: Path, progress: Progress
+) -> Prepared:
+    """Return the model solved for every candidate; layers that the folder has already are not solved again."""
+    left, allowed, rule = decide_candidates(network, request)
+    assert rule is None, "an exploration searches, it follows no rule"
+    store = Store(folder / SOLUTIONS, _settings(request, sha256))
+    todo = problems([layer for layer in network.layers if layer.name in allowed], wanted_numbers(allowed))
+    known = [(problem, solutions) for problem in todo if (solutions := store.get(problem)) is not None]
+    missing = [problem for problem in todo if store.get(problem) is None]
+    groupings: Groupings = {}
+
+    def all_solutions() -> Iterator[tuple[Problem, Solutions]]:
+        yield from known
+        for problem, solutions in solve_each(model, missing, request, progress):
+            store.add(problem, solutions)
+            yield problem, solutions
+
+    for problem, solutions in all_solutions():
+        groupings |= {(layer.name, g): grouping for layer in problem.layers for g, grouping in solutions.items()}
+    return Prepared(network, request, left, None, cost_table(network, allowed, groupings, request.cost, left), groupings)
+
+
+def _settings(request: Request, sha256: str) -> dict[str, object]:
+    """Return what the solutions depend on; the number of processes is not among it."""
+    return {
+        "format": 1,
+        "source_sha256": sha256,
+        "criterion": request.criterion,
+        "solver": vars(request.solver),
+        "include": request.include,
+        "exclude": request.exclude,
+        "min_group_channels": request.min_group_channels,
+        "target": request.target,
+    }
+
+
+def budgets(table: Table, axis: Axis, points: int) -> list[Budget]:
+    """Return evenly spaced budgets from the model as it is down to the smallest there is."""
+    dense, smallest = table.totals([0] * len(table.rows)), table.totals(table.smallest())
+    which = 0 if axis == "params" else 1
+    if smallest[which] == dense[which]:
+        raise BudgetError(
+            "there is nothing to explore: no choice changes the MACs.", hint="explore --by params, or give --input-shape"
+        )
+    amounts = [round(amount) for amount in np.linspace(dense[which], smallest[which], points)]
+    return [Budget(max_params=amount) if axis == "params" else Budget(max_macs=amount) for amount in amounts]
+
+
+def explore_points(prepared: Prepared, *, axis: Axis, points: int, sha256: str, folder: Path) -> Iterator[Point]:
+    """Yield the best plan for each budget, its file written."""
+    assert prepared.table is not None
+    width = max(2, len(str(points - 1)))
+    for number, budget in enumerate(budgets(prepared.table, axis, points)):
+        planned = plan_within(prepared, budget, sha256=sha256)
+        assert planned.found is not None
+        file = f"point-{number:0{width}}.plan.json"
+        write_text(folder / file, to_json(planned.plan))
+        yield Point(file, planned.plan, planned.found.cost, planned.found.gap)
+
+
+def exploration_json(model: str, axis: Axis, points: list[Point], network: Network, sha256: str) -> str:
+    """Return the text of explore.json."""
+    data = {
+        "format": 1,
+        "model": model,
+        "source_sha256": sha256,
+        "by": axis,
+        "before": {"params": network.count.params, "macs": network.count.macs},
+        "layers": [{"name": layer.name, "label": layer.label} for layer in network.layers],
+        "points": [
+            {
+                "plan": point.file,
+                "budget": dict(point.plan.budget),
+                "params": point.plan.after.params,
+                "macs": point.plan.after.macs,
+                "cost": round(point.cost, 9),
+                "gap": round(point.gap, 9),
+                "groups": {layer.name: layer.groups for layer in point.plan.layers},
+            }
+            for point in points
+        ],
+    }
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
