@@ -35,6 +35,16 @@ MODELS = ("resnet50", "resnet164", "densenet86")
 KINDS = {"params": (True, False), "MACs": (False, True), "both": (True, True)}
 
 
+def row(*cells: object) -> None:
+    """Print a row of a Markdown table."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def header(*names: str) -> None:
+    row(*names)
+    row(*("---" for _ in names))
+
+
 @cache
 def table_of(path: Path) -> Table:
     """Return the cost table of a model: every layer solved for every legal number of groups."""
@@ -89,29 +99,25 @@ def small(args: argparse.Namespace) -> None:
         assert budget.allows(*table.totals(found.choice))
         above.append(found.cost - by_brute_force(table, budget))
         gaps.append(found.gap)
-    print(
-        "| random tables of up to 4 layers | equal to brute force | worst above the optimum | proven (gap 0) |\n|---|---|---|---|"
-    )
-    print(f"| {args.cases} | {sum(x < 1e-6 for x in above)} | {max(above):.1e} | {sum(gap == 0 for gap in gaps)} |")
+    header("random tables of up to 4 layers", "equal to brute force", "worst above the optimum", "proven (gap 0)")
+    row(args.cases, sum(more < 1e-6 for more in above), f"{max(above):.1e}", gaps.count(0))
 
 
 def proof(args: argparse.Namespace) -> None:
-    print(
-        "| model | layers | options | budget | cost | gap | seconds | used | paper's local search |\n|---|---|---|---|---|---|---|---|---|"
-    )
+    header("model", "layers", "options", "budget", "cost", "gap", "seconds", "used", "paper's local search")
     for name, kind, share in itertools.product(MODELS, KINDS, (0.7, 0.5, 0.3)):
         table = table_of(args.arch / f"{name}.onnx")
         budget = budget_at(table, kind, (share, share))
-        started = time.perf_counter()
-        found = search_exact(table, budget)
-        seconds = time.perf_counter() - started
+        cost, gap, of_budget, _, seconds = searched(budget, table=table)
         local = search_local(table, budget)
-        options = sum(len(row.options) for row in table.rows)
-        print(
-            f"| {name} | {len(table.rows)} | {options} | {share:.0%} of the way, {kind} | {found.cost:.4f} | {found.gap:.1e} "
-            f"| {seconds:.2f} | {used(table, found.choice, budget):.3%} "
-            f"| {table.cost(local):.4f}, {used(table, local, budget):.1%} used |",
-            flush=True,
+        size = len(table.rows), sum(len(one.options) for one in table.rows)
+        found = f"{cost:.4f}", f"{gap:.1e}", f"{seconds:.2f}", f"{of_budget:.3%}"
+        row(
+            name,
+            *size,
+            f"{share:.0%} of the way, {kind}",
+            *found,
+            f"{table.cost(local):.4f}, {used(table, local, budget):.1%} used",
         )
 
 
@@ -124,11 +130,8 @@ def searched(budget: Budget, *, table: Table) -> tuple[float, float, float, bool
 
 
 def budgets(args: argparse.Namespace) -> None:
-    print(
-        "| model | kind | budgets | exceeded | gap 0 | largest gap | used, least | used, median | under 99 % "
-        "| looser but dearer | mean s | worst s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    counts = "budgets", "exceeded", "gap 0", "largest gap", "looser but dearer"
+    header("model", "kind", *counts, "used, least", "used, median", "under 99 %", "mean s", "worst s")
     rng = np.random.default_rng(0)
     each = -(-args.budgets // (len(MODELS) * len(KINDS)))
     with ProcessPoolExecutor() as pool:
@@ -136,13 +139,10 @@ def budgets(args: argparse.Namespace) -> None:
             table = table_of(args.arch / f"{name}.onnx")
             asked = [budget_at(table, kind, (float(a), float(b))) for a, b in rng.random((each, 2))]
             found = list(pool.map(partial(searched, table=table), asked, chunksize=4))
-            costs, gaps, share, kept, seconds = zip(*found, strict=True)
-            print(
-                f"| {name} | {kind} | {each} | {each - sum(kept)} | {sum(gap == 0 for gap in gaps)} | {max(gaps):.1e} | {min(share):.2%} "
-                f"| {statistics.median(share):.3%} | {sum(one < 0.99 for one in share)} | {dearer(asked, costs)} "
-                f"| {statistics.mean(seconds):.2f} | {max(seconds):.2f} |",
-                flush=True,
-            )
+            costs, gaps, shares, kept, seconds = zip(*found, strict=True)
+            counts = each, kept.count(False), gaps.count(0), f"{max(gaps):.1e}", dearer(asked, costs)
+            usage = f"{min(shares):.2%}", f"{statistics.median(shares):.3%}", sum(share < 0.99 for share in shares)
+            row(name, kind, *counts, *usage, f"{statistics.mean(seconds):.2f}", f"{max(seconds):.2f}")
 
 
 def dearer(asked: list[Budget], costs: tuple[float, ...]) -> int:
@@ -153,13 +153,13 @@ def dearer(asked: list[Budget], costs: tuple[float, ...]) -> int:
 
 
 def resnet164(args: argparse.Namespace) -> None:
-    print("| ResNet-164, asked | params of the plan | used | gap | the paper's authors' own |\n|---|---|---|---|---|")
+    header("ResNet-164, asked", "params of the plan", "used", "gap", "the paper's authors' own")
     table = table_of(args.arch / "resnet164.onnx")
     for millions, theirs in ((1.6, "1.61 M"), (1.4, "1.41 M"), (1.2, "1.21 M"), (1.0, ""), (0.8, "")):
         budget = Budget(max_params=int(millions * 1e6))
         found = search_exact(table, budget)
         params, _ = table.totals(found.choice)
-        print(f"| {millions} M | {params:,} | {used(table, found.choice, budget):.3%} | {found.gap:.1e} | {theirs} |", flush=True)
+        row(f"{millions} M", f"{params:,}", f"{used(table, found.choice, budget):.3%}", f"{found.gap:.1e}", theirs)
 
 
 def tree_bytes(pid: int) -> int:
@@ -188,10 +188,7 @@ def large(args: argparse.Namespace) -> None:
     path = args.arch / "resnet101.onnx"
     size = path.stat().st_size
     _, _, baseline, _ = measured(["inspect", str(DIGITS)])
-    print(
-        "| ResNet-101, --max-macs 50% | model | exit | seconds | peak RSS less baseline | of the model | MACs left | seconds of |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    header("ResNet-101, --max-macs 50%", "exit", "seconds", "peak RSS less baseline", "of the model", "MACs left", "seconds of")
     for jobs in (2, 1):
         with tempfile.TemporaryDirectory() as folder:
             flags = ["--max-macs", "50%", "--jobs", str(jobs), "-o", f"{folder}/out.onnx", "--json"]
@@ -199,12 +196,8 @@ def large(args: argparse.Namespace) -> None:
         report = json.loads(text)
         left = report["after"]["macs"] / report["before"]["macs"]
         parts = ", ".join(f"{name} {value:.1f}" for name, value in report["seconds"].items())
-        more = peak - baseline
-        print(
-            f"| --jobs {jobs} | {size / 1e6:.0f} MB | {code} | {seconds:.1f} | {more / 1e6:.0f} MB | {more / size:.2f} x "
-            f"| {left:.3%} | {parts} |",
-            flush=True,
-        )
+        more = f"{(peak - baseline) / 1e6:.0f} MB", f"{(peak - baseline) / size:.2f} x {size / 1e6:.0f} MB"
+        row(f"--jobs {jobs}", code, f"{seconds:.1f}", *more, f"{left:.3%}", parts)
 
 
 SECTIONS = {"small": small, "proof": proof, "budgets": budgets, "resnet164": resnet164, "large": large}

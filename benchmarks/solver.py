@@ -32,6 +32,16 @@ BEST = Solver("best")
 ROUNDING = 1e-12
 
 
+def row(*cells: object) -> None:
+    """Print a row of a Markdown table."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def header(*names: str) -> None:
+    row(*names)
+    row(*("---" for _ in names))
+
+
 def layers(path: Path) -> Iterator[tuple[Layer, Matrix]]:
     """Yield every groupable layer of a model with its importance."""
     model = load(path)
@@ -51,23 +61,21 @@ def kept(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
     found = list(layers(args.zoo / "cifar10_resnet56_bn.onnx"))
     whole = sum(matrix.sum() for _, matrix in found)
     solvers = {"paper": Solver("paper")} | {f"best, effort {effort}": Solver("best", effort=effort) for effort in range(4)}
-    print("| cifar10_resnet56_bn, 54 Convs | G=2 | G=4 | G=8 |\n|---|---|---|---|")
+    header(f"cifar10_resnet56_bn, {len(found)} Convs", "G=2", "G=4", "G=8")
     for name, solver in solvers.items():
         solved = list(pool.map(partial(solver.solve_each, numbers=(2, 4, 8)), [matrix for _, matrix in found]))
         sums = [sum(one[g].kept * matrix.sum() for one, (_, matrix) in zip(solved, found, strict=True)) for g in (2, 4, 8)]
-        print(f"| {name} | " + " | ".join(f"{part / whole:.4f}" for part in sums) + " |", flush=True)
+        row(name, *(f"{part / whole:.4f}" for part in sums))
 
 
 def zoo(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
-    print("| model | effort | groupable layers | (layer, G) pairs | pairs below the paper's sort | least gain | mean gain |")
-    print("|---|---|---|---|---|---|---|")
+    header("model", "effort", "groupable layers", "(layer, G) pairs", "pairs below the paper's sort", "least gain", "mean gain")
     for path, effort in itertools.product(sorted(args.zoo.glob("*.onnx")), (1, 2) if args.effort_2 else (1,)):
         found = list(layers(path))
         pairs = list(pool.map(partial(both_kept, effort=effort), *zip(*found, strict=True))) if found else []
         gains = np.array([best[g] - paper[g] for best, paper in pairs for g in best] or [0.0])
-        below = int((gains < -ROUNDING).sum())
-        counts = f"{len(found)} | {sum(len(best) for best, _ in pairs)} | {below}"
-        print(f"| {path.stem} | {effort} | {counts} | {gains.min():+.2e} | {gains.mean():+.4f} |", flush=True)
+        counts = len(found), sum(len(best) for best, _ in pairs), (gains < -ROUNDING).sum()
+        row(path.stem, effort, *counts, f"{gains.min():+.1e}", f"{gains.mean():+.4f}")
 
 
 def recovered(seed: int, *, channels: int = 128, groups: int = 16) -> list[float]:
@@ -80,11 +88,10 @@ def recovered(seed: int, *, channels: int = 128, groups: int = 16) -> list[float
 
 def recovery(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
     ratios = np.array(list(pool.map(recovered, range(args.matrices), chunksize=50)))
-    print(f"| {args.matrices:,} permuted block-diagonal 128x128, G=16 | recovered exactly | mean ratio | worst ratio |")
-    print("|---|---|---|---|")
+    header(f"{args.matrices:,} permuted block-diagonal 128x128, G=16", "recovered exactly", "mean ratio", "worst ratio")
     for name, column in zip(("paper, N_S=10", "best, effort 0", "best, effort 1"), ratios.T, strict=True):
         exact = column > 1 - ROUNDING
-        print(f"| {name} | {exact.sum():,} ({exact.mean():.2%}) | {column.mean():.4f} | {column.min():.4f} |")
+        row(name, f"{exact.sum():,} ({exact.mean():.2%})", f"{column.mean():.4f}", f"{column.min():.4f}")
     worst = np.array([[8.0, 7.0, 0.0, 0.0], [0.0, 0.0, 8.0, 7.0], [8.0, 9.0, 0.0, 0.0], [0.0, 0.0, 8.0, 10.0]])
     shares = [solver.solve(worst, 2).kept for solver in (Solver("paper"), BEST)]
     print(f"\nThe supplement's worst case (4x4, G=2; optimum 1): paper {shares[0]:.4f}, best {shares[1]:.4f}.")
@@ -112,16 +119,14 @@ SHAPES = [(g * o, g * i, g) for g in range(2, 7) for o in range(1, 6 // g + 1) f
 
 
 def small(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
-    print(
-        f"| {args.cases:,} random matrices up to 6x6 | effort | optimum found | worst gap | mean gap of the rest | paper's sort |"
-    )
-    print("|---|---|---|---|---|---|")
+    names = "optimum found", "worst gap", "mean gap of the rest", "found by the paper's sort"
+    header(f"{args.cases:,} random matrices up to 6x6", "effort", *names)
     for name, effort in itertools.product(DISTRIBUTIONS, (0, 1, 2)):
         gaps = np.array(list(pool.map(partial(gap_of, distribution=name, effort=effort), range(args.cases), chunksize=50)))
-        missed = gaps > ROUNDING
-        rest = gaps[missed[:, 0], 0].mean() if missed[:, 0].any() else 0.0
-        share = f"{1 - missed[:, 0].mean():.2%} | {gaps[:, 0].max():.2%} | {rest:.2%} | {1 - missed[:, 1].mean():.2%}"
-        print(f"| {name} | {effort} | {share} |", flush=True)
+        found = (gaps <= ROUNDING).mean(axis=0)
+        rest = gaps[gaps[:, 0] > ROUNDING, 0]
+        worst = f"{gaps[:, 0].max():.2%}", f"{rest.mean() if len(rest) else 0:.2%}"
+        row(name, effort, f"{found[0]:.2%}", *worst, f"{found[1]:.2%}")
 
 
 def gap_of(seed: int, *, distribution: str, effort: int) -> tuple[float, float]:
@@ -139,7 +144,7 @@ def gap_of(seed: int, *, distribution: str, effort: int) -> tuple[float, float]:
 
 def assignment(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
     rng = np.random.default_rng(0)
-    print("| balanced assignment | cases | equal to SciPy's | worst difference | cycles s | SciPy s |\n|---|---|---|---|---|---|")
+    header("balanced assignment", "cases", "equal to SciPy's", "worst difference", "cycles s", "SciPy s")
     for channels, groups in itertools.product((24, 96, 480), (2, 3, 8, 24)):
         worst, took = 0.0, np.zeros(2)
         for case in range(args.assignments):
@@ -154,8 +159,7 @@ def assignment(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
             found = float(np.take_along_axis(profit, parts, axis=1).sum(dtype=np.float64))
             worst = max(worst, abs(found / exact - 1) if proven else np.inf)
         equal = "all" if worst < 1e-6 else "NOT ALL"
-        name = f"{channels} channels, G={groups}"
-        print(f"| {name} | {args.assignments} | {equal} | {worst:.1e} | {took[0]:.2f} | {took[1]:.2f} |", flush=True)
+        row(f"{channels} channels, G={groups}", args.assignments, equal, f"{worst:.1e}", f"{took[0]:.2f}", f"{took[1]:.2f}")
 
 
 def algorithm_1(matrix: Matrix, groups: int, rounds: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +177,10 @@ def algorithm_1(matrix: Matrix, groups: int, rounds: int = 10) -> tuple[np.ndarr
     return in_order, out_order
 
 
-def timed(matrix: Matrix, numbers: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+Timed = tuple[np.ndarray, np.ndarray]  # seconds of the three, and (kept by best, kept by the paper) for each G
+
+
+def timed(matrix: Matrix, numbers: tuple[int, ...]) -> Timed:
     """Return the seconds of the better solver, the plain Algorithm 1 and our version of it, and each G's kept shares."""
     times = [time.thread_time()]
     best = BEST.solve_each(matrix, numbers)
@@ -187,28 +194,27 @@ def timed(matrix: Matrix, numbers: tuple[int, ...]) -> tuple[np.ndarray, np.ndar
 
 
 def seconds(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
-    print(
-        "| problem | layers | best s | Algorithm 1 s | best / Algorithm 1 | early-exit sort s | mean kept best | paper | pairs below |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    shapes: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    took = "best s", "Algorithm 1 s", "best / Algorithm 1", "early-exit sort s"
+    header("problem", "layers", *took, "mean kept, best", "mean kept, paper", "least gain of a layer", "(layer, G) pairs not above")
+    shapes: dict[str, list[Timed]] = {}
     for layer, matrix in layers(args.arch / "resnet50.onnx"):
         name = f"{layer.out_channels}x{layer.in_channels}, all {len(layer.legal_groups) - 1} G"
         shapes.setdefault(name, []).append(timed(matrix, layer.legal_groups[1:]))
     for name, found in shapes.items():
-        print(timing_row(name, found), flush=True)
-    print(timing_row("**ResNet-50, every layer and G**", list(itertools.chain(*shapes.values()))), flush=True)
+        timing_row(name, found)
+    timing_row("**ResNet-50, every layer and G**", list(itertools.chain(*shapes.values())))
     rng = np.random.default_rng(0)
     for outs, ins, groups in ((2048, 1024, 32), (4096, 4096, 2), (4096, 4096, 32)):
-        print(timing_row(f"{outs}x{ins}, G={groups}", [timed(np.abs(rng.normal(size=(outs, ins))), (groups,))]), flush=True)
+        timing_row(f"{outs}x{ins}, G={groups}", [timed(np.abs(rng.normal(size=(outs, ins))), (groups,))])
 
 
-def timing_row(name: str, found: list[tuple[np.ndarray, np.ndarray]]) -> str:
+def timing_row(name: str, found: list[Timed]) -> None:
     best, plain, early = sum(times for times, _ in found)
     shares = np.concatenate([shares for _, shares in found])
-    below = f"{(shares[:, 0] <= shares[:, 1]).sum()} of {len(shares)}"
-    kept = f"{shares[:, 0].mean():.4f} | {shares[:, 1].mean():.4f}"
-    return f"| {name} | {len(found)} | {best:.2f} | {plain:.2f} | {best / plain:.2f} | {early:.2f} | {kept} | {below} |"
+    least = min((one[:, 0] - one[:, 1]).mean() for _, one in found)
+    not_above = f"{(shares[:, 0] <= shares[:, 1]).sum()} of {len(shares)}"
+    kept = (f"{share:.4f}" for share in shares.mean(axis=0))
+    row(name, len(found), f"{best:.2f}", f"{plain:.2f}", f"{best / plain:.2f}", f"{early:.2f}", *kept, f"{least:+.1e}", not_above)
 
 
 SECTIONS = {"kept": kept, "zoo": zoo, "recovery": recovery, "small": small, "assignment": assignment, "time": seconds}

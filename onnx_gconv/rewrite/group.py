@@ -1,4 +1,7 @@
-"""The grouped model: each planned Conv becomes Gather -> grouped Conv -> Gather."""
+"""The grouped model: each planned Conv becomes a grouped Conv, with a Gather only where no weight can absorb the order."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -6,77 +9,156 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.network import layer_weight
+from onnx_gconv.model.shapes import Shape, infer, input_shapes
+from onnx_gconv.model.spaces import Spaces, Tie, find_spaces
 from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.plan import Plan
 from onnx_gconv.rewrite.fit import Fitted, fit
-from onnx_gconv.solve.grouping import Order, inverse
+from onnx_gconv.rewrite.placement import BlockConv, GatherAt, Placed, Placement, place
+from onnx_gconv.solve.grouping import Order
+
+Shared = dict[tuple[object, ...], str]  # constants made so far, so that equal ones are written once
 
 
-def group(model: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
-    """Return the model with every planned Conv grouped; the same function as `mask(model, plan)`.
+def group(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | None = None) -> onnx.ModelProto:
+    """Return the model with every planned Conv grouped; the same function as `mask(model, plan)`."""
+    return carry_out(model, plan, placement_of(model, plan, shapes=shapes))
+
+
+def placement_of(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | None = None) -> Placement:
+    """Return where the channels of every tensor will lie. Tensors of unknown shape keep the model's order."""
+    constants = Constants(model)
+    fitted = fit(model, plan, constants)
+    known = infer(model, input_shapes(model, {})) if shapes is None else shapes
+    spaces = find_spaces(model, constants, known)
+    return place(model, spaces, _block_convs(model, spaces, fitted), known)
+
+
+def carry_out(model: onnx.ModelProto, plan: Plan, placement: Placement) -> onnx.ModelProto:
+    """Return the model rewritten to a placement.
 
     With x' = x[in_order] and y' = y[out_order], the kept weights are the diagonal blocks of W[out_order][:, in_order], so
-    y' is a grouped Conv of x', and y is y' gathered by the inverse of out_order. Gathers that move nothing are not written.
+    y' is a grouped Conv of x'.
     """
     constants = Constants(model)
     surgery = Surgery(model)
-    shared: dict[tuple[object, ...], str] = {}  # two Convs with one weight or bias and one grouping go on sharing it
-    for fitted in fit(model, plan, constants):
-        if fitted.key not in shared:
-            shared[fitted.key] = surgery.unique(f"{fitted.layer.weight}_g{fitted.groups}")
-            surgery.constant(shared[fitted.key], grouped_weight(layer_weight(constants, fitted.layer), fitted))
-        node = surgery.node_of(fitted.layer.name)
-        node.inputs[1] = surgery.tensor(shared[fitted.key])
-        node.attrs["group"] = fitted.groups
-        _gather_input(surgery, node, fitted)
-        _gather_output(surgery, node, fitted, constants, shared)
+    shared: Shared = {}
+    existing = {fitted.layer.name: fitted.layer.groups for fitted in fit(model, plan, constants)}
+    for placed in placement.convs:
+        conv = placed.conv
+        _write_blocks(surgery, constants, placed, existing.get(conv.name, conv.groups), shared)
+    grouped = {placed.conv.name for placed in placement.convs}
+    _permute_constants(surgery, constants, [tie for tie in placement.ties if tie.node not in grouped], placement, shared)
+    for gather in placement.gathers:
+        _write_gather(surgery, gather, shared)
     return surgery.finish()
 
 
-def grouped_weight(weight: NDArray[np.generic], fitted: Fitted) -> NDArray[np.generic]:
+def _block_convs(model: onnx.ModelProto, spaces: Spaces, fitted: Sequence[Fitted]) -> list[BlockConv]:
+    """Return the Convs that will have groups: planned ones, and those that have them and stay as they are."""
+    planned = {item.layer.name: item for item in fitted}
+    result = []
+    for node in model.graph.node:
+        name = node.output[0] if node.output else ""
+        if name in planned:
+            item = planned[name]
+            result.append(BlockConv(name, item.layer.label, node.input[0], item.groups, item.in_order, item.out_order))
+        elif name in spaces.blocked:
+            groups = next(attribute.i for attribute in node.attribute if attribute.name == "group")
+            ins, outs = (sum(spaces.sizes[atom] for atom in spaces.axes[tensor].atoms) for tensor in (node.input[0], name))
+            result.append(BlockConv(name, node.name or name, node.input[0], groups, np.arange(ins), np.arange(outs)))
+    return result
+
+
+def _write_blocks(surgery: Surgery, constants: Constants, placed: Placed, existing: int, shared: Shared) -> None:
+    """Give a grouped Conv the weight and bias for the orders in which it reads and writes."""
+    conv = placed.conv
+    node = surgery.node_of(conv.name)
+    if existing == conv.groups and _is_identity(placed.in_order) and _is_identity(placed.out_order):
+        return
+    weight = node.inputs[1].name
+
+    def blocks() -> NDArray[np.generic]:
+        return diagonal_blocks(constants.value(weight), existing, conv.groups, placed.in_order, placed.out_order)
+
+    key = constants.origin(weight), existing, conv.groups, placed.in_order.tobytes(), placed.out_order.tobytes()
+    node.inputs[1] = _constant(surgery, shared, key, f"{constants.origin(weight)}_g{conv.groups}", blocks)
+    node.attrs["group"] = conv.groups
+    if len(node.inputs) > 2 and node.inputs[2].name and not _is_identity(placed.out_order):
+        bias = node.inputs[2].name
+        key = constants.origin(bias), placed.out_order.tobytes()
+        name = f"{constants.origin(bias)}_ordered"
+        node.inputs[2] = _constant(surgery, shared, key, name, lambda: constants.value(bias)[placed.out_order])
+
+
+def diagonal_blocks(
+    weight: NDArray[np.generic], existing: int, groups: int, in_order: Order, out_order: Order
+) -> NDArray[np.generic]:
     """Return the diagonal blocks of the permuted weight: (Cout, Cin / G, *kernel)."""
-    layer = fitted.layer
-    outputs = fitted.out_order.reshape(fitted.groups, -1)
-    inputs = fitted.in_order.reshape(fitted.groups, -1)
+    outputs, inputs = out_order.reshape(groups, -1), in_order.reshape(groups, -1)
     # The weight of a Conv that has groups already holds only its own group's columns: count them from there.
-    columns = inputs - (inputs[:, :1] // (layer.in_channels // layer.groups)) * (layer.in_channels // layer.groups)
+    columns = inputs - inputs[:, :1] // weight.shape[1] * weight.shape[1] if existing > 1 else inputs
     blocks = weight[outputs[:, :, None], columns[:, None, :]]
-    return np.ascontiguousarray(blocks.reshape(layer.out_channels, layer.in_channels // fitted.groups, *layer.kernel))
+    return np.ascontiguousarray(blocks.reshape(len(weight), -1, *weight.shape[2:]))
+
+
+def _permute_constants(surgery: Surgery, constants: Constants, ties: list[Tie], placement: Placement, shared: Shared) -> None:
+    """Let every constant follow the order of the channels it is tied to."""
+    by_input: dict[tuple[str, int], list[tuple[int, Order]]] = defaultdict(list)
+    for tie in ties:
+        # A node's own output is tied as it is written; a tensor that it reads, as it is found.
+        orders = placement.produced if tie.tensor == tie.node else placement.read
+        order = orders.get(tie.tensor)
+        if order is not None and not _is_identity(order):
+            by_input[tie.node, tie.slot].append((tie.dim, order))
+    for (name, slot), dims in by_input.items():
+        node = surgery.node_of(name)
+        origin = constants.origin(node.inputs[slot].name)
+        key = origin, *((dim, order.tobytes()) for dim, order in dims)
+
+        def permuted(source: str = node.inputs[slot].name, dims: list[tuple[int, Order]] = dims) -> NDArray[np.generic]:
+            value = constants.value(source)
+            for dim, order in dims:
+                repeat = value.shape[dim] // len(order)  # pixels of each channel, where a Flatten lies between
+                indices = (order[:, None] * repeat + np.arange(repeat)).reshape(-1)
+                value = np.take(value, indices, axis=dim)
+            return np.ascontiguousarray(value)
+
+        node.inputs[slot] = _constant(surgery, shared, key, f"{origin}_ordered", permuted)
+
+
+def _constant(
+    surgery: Surgery, shared: Shared, key: tuple[object, ...], name: str, make: Callable[[], NDArray[np.generic]]
+) -> gs.Constant:
+    """Return the constant of this key, made at its first use."""
+    if key not in shared:
+        shared[key] = surgery.unique(name)
+        surgery.constant(shared[key], make())
+    return surgery.tensor(shared[key])
+
+
+def _write_gather(surgery: Surgery, gather: GatherAt, shared: Shared) -> None:
+    # int32: TensorRT adds a cast for every int64 index.
+    indices = gather.indices.astype(np.int32)
+    order = _constant(surgery, shared, ("order", indices.tobytes()), f"{gather.layer}_order", lambda: indices)
+    if not gather.conv:  # behind the producer: every reader finds the result under the old name
+        producer = surgery.node_of(gather.tensor)
+        result, before = producer.outputs[0], surgery.variable(f"{gather.tensor}_grouped")
+        producer.outputs[0] = before
+        node = gs.Node("Gather", surgery.unique(f"{gather.layer}_out_gather"), {"axis": 1}, [before, order], [result])
+        surgery.insert(node, after=producer)
+        return
+    conv = surgery.node_of(gather.conv)
+    key = "gather", gather.tensor, indices.tobytes()
+    if key in shared:  # another reader of the tensor wants the same order
+        conv.inputs[0] = surgery.node_of(shared[key]).outputs[0]
+        return
+    gathered = surgery.variable(f"{gather.layer}_in_grouped")
+    shared[key] = gathered.name
+    node = gs.Node("Gather", surgery.unique(f"{gather.layer}_in_gather"), {"axis": 1}, [conv.inputs[0], order], [gathered])
+    surgery.insert(node, before=conv)
+    conv.inputs[0] = gathered
 
 
 def _is_identity(order: Order) -> bool:
     return bool((order == np.arange(len(order))).all())
-
-
-def _gather(surgery: Surgery, name: str, order: Order, data: gs.Tensor, result: gs.Tensor) -> gs.Node:
-    # int32: TensorRT adds a cast for every int64 index.
-    indices = surgery.constant(surgery.unique(f"{name}_order"), order.astype(np.int32))
-    return gs.Node("Gather", surgery.unique(f"{name}_gather"), {"axis": 1}, [data, indices], [result])
-
-
-def _gather_input(surgery: Surgery, node: gs.Node, fitted: Fitted) -> None:
-    if _is_identity(fitted.in_order):
-        return
-    name = f"{fitted.layer.label}_in"
-    data, gathered = node.inputs[0], surgery.variable(f"{name}_grouped")
-    surgery.insert(_gather(surgery, name, fitted.in_order, data, gathered), before=node)
-    node.inputs[0] = gathered
-
-
-def _gather_output(
-    surgery: Surgery, node: gs.Node, fitted: Fitted, constants: Constants, shared: dict[tuple[object, ...], str]
-) -> None:
-    if _is_identity(fitted.out_order):
-        return
-    bias = fitted.layer.bias
-    if bias:
-        key = bias, fitted.out_order.tobytes()
-        if key not in shared:
-            shared[key] = surgery.unique(f"{bias}_g{fitted.groups}")
-            surgery.constant(shared[key], constants.value(bias)[fitted.out_order])
-        node.inputs[2] = surgery.tensor(shared[key])
-    name = f"{fitted.layer.label}_out"
-    result, grouped = node.outputs[0], surgery.variable(f"{name}_grouped")
-    node.outputs[0] = grouped
-    surgery.insert(_gather(surgery, name, inverse(fitted.out_order), grouped, result), after=node)
