@@ -19,6 +19,7 @@ Result = object  # an array, or a list or dict of them for sequences and maps
 
 # Tried in this order for dynamic axes: small first, larger ones for models that pool many times.
 SMALL_SIZES = (64, 32, 128, 224, 256, 320, 512, 640)
+TENSORS_A_RUN = 64  # inner tensors fetched at once, to bound memory
 QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
 
 
@@ -112,14 +113,15 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 
 def observe_shapes(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the shapes that these tensors really have in a run at these input shapes; none if it cannot run."""
-    produced = {name for node in model.graph.node for name in node.output}
-    wanted = [name for name in names if name in produced]
+    shapes: dict[str, Shape] = {}
     try:
-        active = session(with_outputs(model, wanted))
-        results = run(active, random_feeds(model, inputs, np.random.default_rng(0)))
+        feeds = random_feeds(model, inputs, np.random.default_rng(0))
+        for start in range(0, len(names), TENSORS_A_RUN):
+            results = run(session(with_outputs(model, names[start : start + TENSORS_A_RUN])), feeds)
+            shapes |= {name: value.shape for name, value in results.items() if isinstance(value, np.ndarray)}
     except ModelError:
         return {}
-    return {name: value.shape for name, value in results.items() if isinstance(value, np.ndarray)}
+    return shapes
 
 
 def installation_conflict() -> str | None:

@@ -1,8 +1,9 @@
 """Whether two models are the same function: run both on seeded inputs and compare."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from onnx_gconv.errors import VerifyError
 from onnx_gconv.model.shapes import Shape, free_inputs
 from onnx_gconv.runtime import Result, feed_batches, run, session, with_outputs
 
+Order = NDArray[np.int64]
 # Masked and grouped are one sum in two orders, so they differ by rounding only: 5e-7 of the largest value was the worst
 # on single fp32 layers, up to some 1e-5 through a hundred of them, and a wrong order gives more than 0.1.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
@@ -132,11 +134,12 @@ def verify(
     seed: int,
     samples: int = SAMPLES,
     shapes: Mapping[str, Shape] | None = None,
-    inner: Sequence[str] = (),
+    inner: Mapping[str, Order | None] | None = None,
 ) -> Verification:
     """Return how far the second model is from the first over all outputs.
 
-    `inner` names tensors that both models compute. They are compared instead of outputs that cannot tell: labels and
+    `inner` names tensors that both models compute, with the order in which the second has their channels (None: the same).
+    They are compared instead of outputs that cannot tell: labels and
     indices, which flip on a tie, and outputs that are all zero or NaN on these inputs; and beside outputs that agree to
     the last bit, as a saturated softmax does whatever came before it.
     """
@@ -145,10 +148,10 @@ def verify(
     undecided = [name for name, d in result.outputs.items() if d.inconclusive or d.max_rel == float("inf")]
     if inner and (undecided or result.max_abs_error == 0):
         outputs = {name: d for name, d in result.outputs.items() if name not in undecided}
-        for start in range(0, len(inner), LAYERS_A_RUN):
-            names = inner[start : start + LAYERS_A_RUN]
+        for names in batched(inner, LAYERS_A_RUN):
             pair = with_outputs(first, names), with_outputs(second, names)
-            outputs |= _run_both(*pair, tolerance=tolerance, seed=seed, samples=samples, shapes=shapes or {}).outputs
+            orders = {name: inner[name] for name in names}
+            outputs |= _run_both(*pair, tolerance=tolerance, seed=seed, samples=samples, shapes=shapes or {}, orders=orders).outputs
         result = Verification(samples, tolerance, outputs)
     telling = [d for d in result.outputs.values() if not d.inconclusive]
     if not telling:
@@ -161,15 +164,31 @@ def verify(
 
 
 def _run_both(
-    first: onnx.ModelProto, second: onnx.ModelProto, *, tolerance: float, seed: int, samples: int, shapes: Mapping[str, Shape]
+    first: onnx.ModelProto,
+    second: onnx.ModelProto,
+    *,
+    tolerance: float,
+    seed: int,
+    samples: int,
+    shapes: Mapping[str, Shape],
+    orders: Mapping[str, Order | None] | None = None,
 ) -> Verification:
     sessions = session(first), session(second)
     seen: dict[str, list[Difference]] = {}
     for feeds in feed_batches(first, sessions[0], given=shapes, seed=seed, samples=samples):
         one, two = (run(active, feeds) for active in sessions)
         for name in one:
-            seen.setdefault(name, []).append(compare(one[name], two[name]))
+            order = (orders or {}).get(name)
+            expected = one[name] if order is None else np.take(np.asarray(one[name]), order, axis=1)
+            seen.setdefault(name, []).append(compare(expected, two[name]))
     return Verification(samples, tolerance, {name: worst(differences) for name, differences in seen.items()})
+
+
+def batched(names: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield the names in lists of at most this size."""
+    rest = iter(names)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def _require_same_interface(first: onnx.ModelProto, second: onnx.ModelProto) -> None:

@@ -456,7 +456,7 @@ def interrupt(command: str) -> None:
     [
         "onnx_gconv.model.file.load",
         "onnx_gconv.planning.planner.make_plan",
-        "onnx_gconv.rewrite.group.group",
+        "onnx_gconv.rewrite.group.carry_out",
         "onnx_gconv.verify.verify",
         "onnx_gconv.model.file.save",
         "onnx_gconv.report.record.to_json",
@@ -754,7 +754,7 @@ def test_compress_refuses_a_model_in_which_every_tensor_is_zero() -> None:
 @each_rewriting
 def test_a_rewriting_that_is_another_function_is_never_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bad.onnx").write_bytes(MODEL)
-    monkeypatch.setattr("onnx_gconv.rewrite.group.group", lambda model, plan: model)  # groups nothing
+    monkeypatch.setattr("onnx_gconv.rewrite.group.carry_out", lambda model, plan, placement: model)  # groups nothing
     refuse(command, "the grouped model differs from the masked one", "--no-verify")
 
 

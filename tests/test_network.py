@@ -12,7 +12,7 @@ from onnx_gconv.model.network import Network, layer_weight, read
 from onnx_gconv.model.shapes import declared_shape, input_shapes, parse_input_shapes
 from onnx_gconv.planning.planner import make_plan
 from onnx_gconv.planning.request import Request
-from onnx_gconv.rewrite.group import group
+from onnx_gconv.rewrite.group import group, placement_of
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import observe_shapes
 from onnx_gconv.verify import verify
@@ -38,7 +38,9 @@ def check_groups_of_two(model: onnx.ModelProto) -> None:
     plan = make_plan(model, network_of(model), Request(groups=2), sha256="", progress=lambda *_: None).plan
     grouped = group(model, plan)
     onnx.checker.check_model(grouped, full_check=True)
-    checked = verify(mask(model, plan), grouped, tolerance=2e-6, seed=0, inner=[layer.name for layer in plan.layers])
+    read = placement_of(model, plan).read
+    inner = {layer.name: read.get(layer.name) for layer in plan.layers}
+    checked = verify(mask(model, plan), grouped, tolerance=2e-6, seed=0, inner=inner)
     assert checked.passed, checked
     counted = network_of(grouped).count
     assert (counted.params, counted.macs) == (plan.after.params, plan.after.macs)

@@ -75,10 +75,10 @@ def test_an_output_that_is_all_zero_is_refused_and_inner_tensors_decide() -> Non
 
     with pytest.raises(VerifyError, match="'scores' is all zero"):
         verify(silenced(), silenced(), tolerance=1e-6, seed=0)
-    assert verify(silenced(), silenced(), tolerance=1e-6, seed=0, inner=["c2"]).passed
+    assert verify(silenced(), silenced(), tolerance=1e-6, seed=0, inner={"c2": None}).passed
     spoiled = silenced()
     set_tensor(spoiled, "w2", get_tensor(spoiled, "w2")[::-1])
-    assert not verify(silenced(), spoiled, tolerance=1e-6, seed=0, inner=["c2", "c3"]).passed
+    assert not verify(silenced(), spoiled, tolerance=1e-6, seed=0, inner={"c2": None, "c3": None}).passed
 
 
 def test_an_output_that_agrees_to_the_last_bit_does_not_hide_a_difference_inside() -> None:
@@ -86,7 +86,7 @@ def test_an_output_that_agrees_to_the_last_bit_does_not_hide_a_difference_inside
     set_tensor(spoiled, "w2", get_tensor(spoiled, "w2")[::-1])
     pair = [set_tensor(set_tensor(m, "w4", np.zeros((4, 8))), "b4", np.ones(4)) for m in (conv_net(), spoiled)]
     assert verify(*pair, tolerance=1e-6, seed=0).passed
-    assert not verify(*pair, tolerance=1e-6, seed=0, inner=["c2"]).passed
+    assert not verify(*pair, tolerance=1e-6, seed=0, inner={"c2": None}).passed
 
 
 def test_dynamic_axes_get_a_size_that_the_model_runs_on() -> None:

@@ -59,7 +59,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         planned = make_plan(source.model, network, request, sha256=sha256(source.path), progress=progress)
     plan = planned.plan
     planned_done = time.perf_counter()
-    rewritten = rewrite(source, plan, args, story)
+    rewritten = rewrite(source, plan, args, story, network.shapes)
     seconds = {
         "read": read_done - started,
         "solve": planned.solve_seconds,
@@ -110,5 +110,9 @@ def _cost(source: Source, model: "onnx.ModelProto", size: int) -> "Cost":
 
 
 def _require_counts(after: "Cost", plan: "Plan") -> None:
-    """The budget was promised on predicted counts: what is written must count the same."""
-    assert (after.params, after.macs) == (plan.after.params, plan.after.macs), (after, plan.after)
+    """The budget was promised on predicted counts: what is written must not count more.
+
+    It may count a little less: a bias of equal numbers that several Convs share is not written anew for each.
+    """
+    assert after.params <= plan.after.params, (after, plan.after)
+    assert after.macs == plan.after.macs, (after, plan.after)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from onnx_gconv.cli import options
 from onnx_gconv.cli.rewriting import rewrite
-from onnx_gconv.cli.source import open_source
+from onnx_gconv.cli.source import open_source, tensor_shapes
 from onnx_gconv.cli.story import Story
 
 TEACH = """\
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     story = Story(args)
     plan = read_plan(args.plan)
     source = open_source(args)
-    rewritten = rewrite(source, plan, args, story)
+    rewritten = rewrite(source, plan, args, story, tensor_shapes(source))
     save_atomically(rewritten.masked, args.output, external_data=has_external_data(source.path))
     story.tell(
         f"wrote {args.output}: {rewritten.convs} Convs masked, {dropped_share(source.model, plan):.1%} of their weight "

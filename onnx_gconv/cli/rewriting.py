@@ -9,10 +9,13 @@ from onnx_gconv.cli.story import Story
 from onnx_gconv.errors import ModelError, VerifyError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import onnx
 
+    from onnx_gconv.model.shapes import Shape
     from onnx_gconv.plan import Plan
-    from onnx_gconv.verify import Verification
+    from onnx_gconv.verify import Order, Verification
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,20 @@ class Rewritten:
     gathers: tuple[int, int]  # two for each of them, and how many were written
 
 
-def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story) -> Rewritten:
+def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story, shapes: "Mapping[str, Shape]") -> Rewritten:
     """Return the masked and the grouped model, after ONNX's checker and a run of both have found them right."""
     from onnx_gconv.model.check import check
     from onnx_gconv.model.constants import Constants
     from onnx_gconv.rewrite.fit import fit
-    from onnx_gconv.rewrite.group import group
+    from onnx_gconv.rewrite.group import carry_out, placement_of
     from onnx_gconv.rewrite.mask import mask
 
-    masked, grouped = mask(source.model, plan), group(source.model, plan)
+    placement = placement_of(source.model, plan, shapes=shapes)
+    masked, grouped = mask(source.model, plan), carry_out(source.model, plan, placement)
     convs = len(fit(source.model, plan, Constants(source.model)))
     gathers = 2 * convs, _count(grouped, "Gather") - _count(source.model, "Gather")
+    for gather in placement.gathers:
+        story.detail(f"Gather for {gather.layer!r}, which {gather.reason}")
     remark = check(grouped, source.model)
     if remark:
         story.detail(f"note: {remark}")
@@ -44,7 +50,8 @@ def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story
         story.warn("not verified: --no-verify was given")
         return Rewritten(masked, grouped, None, convs, gathers)
     try:
-        verification = _verify(source, plan, masked, grouped, args.seed)
+        inner = {layer.name: placement.read.get(layer.name) for layer in plan.layers}
+        verification = _verify(source, masked, grouped, args.seed, inner)
     except (ModelError, VerifyError) as error:
         raise type(error)(str(error), hint=f"{error.hint}; --no-verify writes without the check") from error
     return Rewritten(masked, grouped, verification, convs, gathers)
@@ -54,7 +61,9 @@ def _count(model: "onnx.ModelProto", kind: str) -> int:
     return sum(node.op_type == kind for node in model.graph.node)
 
 
-def _verify(source: Source, plan: "Plan", masked: "onnx.ModelProto", grouped: "onnx.ModelProto", seed: int) -> "Verification":
+def _verify(
+    source: Source, masked: "onnx.ModelProto", grouped: "onnx.ModelProto", seed: int, inner: "dict[str, Order | None]"
+) -> "Verification":
     from onnx_gconv.verify import default_tolerance, verify
 
     verification = verify(
@@ -63,7 +72,7 @@ def _verify(source: Source, plan: "Plan", masked: "onnx.ModelProto", grouped: "o
         tolerance=default_tolerance(source.model),
         seed=seed,
         shapes=source.given_shapes,
-        inner=[layer.name for layer in plan.layers],
+        inner=inner,
     )
     if not verification.passed:
         raise VerifyError(

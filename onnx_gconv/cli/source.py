@@ -32,6 +32,15 @@ def open_source(args: argparse.Namespace) -> Source:
     return Source(args.model, model, parse_input_shapes(args.input_shape, model))
 
 
+def tensor_shapes(source: Source) -> "dict[str, Shape]":
+    """Return the shapes of the model's tensors, which decide where Gathers can be saved."""
+    from onnx_gconv.model.network import settle_shapes
+    from onnx_gconv.model.shapes import input_shapes
+    from onnx_gconv.runtime import observe_shapes
+
+    return settle_shapes(source.model, input_shapes(source.model, source.given_shapes), observe=observe_shapes)
+
+
 def read_network(source: Source, story: Story) -> "Network":
     """Return the layers and counts of the model, and tell what the counts rest on."""
     from onnx_gconv.model.network import read

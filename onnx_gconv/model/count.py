@@ -59,15 +59,6 @@ def count(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Sha
     return Count(sum(learned.values()), sum(known) if len(known) == len(node_macs) else None, node_macs)
 
 
-def unresolved(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> list[str]:
-    """Return the tensors whose shapes are missing to count every MAC."""
-    names = []
-    for node in model.graph.node:
-        if node.op_type in MULTIPLYING and _macs(node, shapes) is None:
-            names += [name for name in (node.input[0], node.input[1], node.output[0]) if name not in shapes]
-    return list(dict.fromkeys(names))
-
-
 def _macs(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
     data, weight, result = (shapes.get(name) for name in (node.input[0], node.input[1], node.output[0]))
     if result is None or (weight is None and node.op_type != "Gemm"):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs
-from onnx_gconv.model.count import Count, count, unresolved
+from onnx_gconv.model.count import Count, count
 from onnx_gconv.model.shapes import Shape, infer
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -62,6 +62,7 @@ class Network:
     skipped: tuple[Skipped, ...]
     count: Count
     input_shapes: Mapping[str, Shape]
+    shapes: Mapping[str, Shape]  # of every tensor that could be settled at these input shapes
 
 
 def read(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: ObserveShapes | None = None) -> Network:
@@ -70,13 +71,19 @@ def read(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: Observ
     Where shape inference cannot settle the shapes that MACs need, `observe` (a run of the model) is asked.
     """
     constants = Constants(model)
-    shapes = infer(model, inputs)
-    missing = unresolved(model, shapes)
-    if missing and observe is not None:
-        shapes |= observe(model, missing, inputs)
+    shapes = settle_shapes(model, inputs, observe=observe)
     counted = count(model, constants, shapes)
     layers, skipped = find_convs(model, constants, counted.node_macs)
-    return Network(tuple(layers), tuple(skipped), counted, dict(inputs))
+    return Network(tuple(layers), tuple(skipped), counted, dict(inputs), shapes)
+
+
+def settle_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: ObserveShapes | None) -> dict[str, Shape]:
+    """Return the shape of every tensor that inference settles at these input shapes, or else a run of the model."""
+    shapes = infer(model, inputs)
+    missing = [name for node in model.graph.node for name in node.output if name and name not in shapes]
+    if missing and observe is not None:
+        shapes |= observe(model, missing, inputs)
+    return shapes
 
 
 def find_convs(

@@ -161,9 +161,7 @@ class _Walk:
 
     def _per_channel(self, node: onnx.NodeProto) -> bool:
         slots = PER_CHANNEL[node.op_type]
-        if any(node.output[1:]) or not all(
-            self._constants.is_constant(node.input[slot]) and not self._constants.quantised(node.input[slot]) for slot in slots
-        ):
+        if any(node.output[1:]) or not all(self._can_follow(node.input[slot]) for slot in slots):
             return False
         if self._axis_repeat(node.input[0]) != 1 or not self._same(node.input[0], node.output[0]):
             return False
@@ -184,7 +182,7 @@ class _Walk:
             if dim < 0 or shape[dim] == 1 != result[1]:
                 continue  # the same for every channel
             if self._constants.is_constant(name):
-                if self._constants.quantised(name):
+                if not self._can_follow(name):
                     return False
                 ties.append(Tie(node.output[0], slot, dim, node.output[0]))
             elif dim != 1 or name not in self.axes or shape[1] != result[1]:
@@ -208,10 +206,12 @@ class _Walk:
     def _conv(self, node: onnx.NodeProto) -> bool:
         weight = self._shape(node.input[1])
         source = self.axes.get(node.input[0])
-        if weight is None or source is None or source.repeat != 1 or not self._is_plain(node):
+        if weight is None or len(weight) < 3 or source is None or source.repeat != 1 or not self._is_plain(node):
             return False
         groups = _integer(node, "group", 1)
         outs, ins = weight[0], weight[1] * groups
+        if (self._channels(node.input[0]), self._channels(node.output[0])) != (ins, outs):
+            return False
         if groups == ins == outs and groups > 1:  # depthwise
             if not self._same(node.input[0], node.output[0]):
                 return False
@@ -225,9 +225,25 @@ class _Walk:
         self._tie_filters(node, 0)
         return True
 
+    def _channels(self, name: str) -> int | None:
+        shape = self._shapes.get(name)
+        return shape[1] if shape is not None and len(shape) > 1 else None
+
     def _is_plain(self, node: onnx.NodeProto) -> bool:
-        """Return whether weight and bias are constants that can be permuted: not quantised, not computed at run time."""
-        return all(self._constants.is_constant(name) and not self._constants.quantised(name) for name in node.input[1:] if name)
+        """Return whether weight and bias can be permuted."""
+        return all(self._can_follow(name) for name in node.input[1:] if name)
+
+    def _can_follow(self, name: str) -> bool:
+        """Return whether a constant can be permuted: plain, and read here only, or a second reader would need a copy.
+
+        Exporters merge equal biases, most of them all zero: one number throughout needs no permuting, so no copy.
+        """
+        if not self._constants.is_constant(name) or self._constants.quantised(name):
+            return False
+        if len(self._constants.readers(self._constants.origin(name))) == 1:
+            return True
+        value = self._constants.value(name)
+        return bool((value == value.flat[0]).all())
 
     def _tie_filters(self, node: onnx.NodeProto, dim: int) -> None:
         self.ties.append(Tie(node.output[0], 1, dim, node.output[0]))
@@ -236,6 +252,9 @@ class _Walk:
 
     def _conv_transpose(self, node: onnx.NodeProto) -> bool:
         if _integer(node, "group", 1) != 1 or self._axis_repeat(node.input[0]) != 1 or node.input[0] not in self.axes:
+            return False
+        weight = self._shape(node.input[1])
+        if weight is None or len(weight) < 3 or weight[:2] != (self._channels(node.input[0]), self._channels(node.output[0])):
             return False
         if not self._is_plain(node) or not self.fresh(node.output[0]):
             return False

@@ -85,10 +85,7 @@ def _write_blocks(surgery: Surgery, constants: Constants, placed: Placed, existi
     node.inputs[1] = _constant(surgery, shared, key, f"{constants.origin(weight)}_g{conv.groups}", blocks)
     node.attrs["group"] = conv.groups
     if len(node.inputs) > 2 and node.inputs[2].name and not _is_identity(placed.out_order):
-        bias = node.inputs[2].name
-        key = constants.origin(bias), placed.out_order.tobytes()
-        name = f"{constants.origin(bias)}_ordered"
-        node.inputs[2] = _constant(surgery, shared, key, name, lambda: constants.value(bias)[placed.out_order])
+        _permute(surgery, constants, node, 2, [(0, placed.out_order)], shared)
 
 
 def diagonal_blocks(
@@ -112,19 +109,23 @@ def _permute_constants(surgery: Surgery, constants: Constants, ties: list[Tie], 
         if order is not None and not _is_identity(order):
             by_input[tie.node, tie.slot].append((tie.dim, order))
     for (name, slot), dims in by_input.items():
-        node = surgery.node_of(name)
-        origin = constants.origin(node.inputs[slot].name)
-        key = origin, *((dim, order.tobytes()) for dim, order in dims)
+        _permute(surgery, constants, surgery.node_of(name), slot, dims, shared)
 
-        def permuted(source: str = node.inputs[slot].name, dims: list[tuple[int, Order]] = dims) -> NDArray[np.generic]:
-            value = constants.value(source)
-            for dim, order in dims:
-                repeat = value.shape[dim] // len(order)  # pixels of each channel, where a Flatten lies between
-                indices = (order[:, None] * repeat + np.arange(repeat)).reshape(-1)
-                value = np.take(value, indices, axis=dim)
-            return np.ascontiguousarray(value)
 
-        node.inputs[slot] = _constant(surgery, shared, key, f"{origin}_ordered", permuted)
+def _permute(
+    surgery: Surgery, constants: Constants, node: gs.Node, slot: int, dims: list[tuple[int, Order]], shared: Shared
+) -> None:
+    """Put the constant in an input slot into these orders, axis by axis."""
+    name = node.inputs[slot].name
+    value = original = constants.value(name)
+    for dim, order in dims:
+        repeat = value.shape[dim] // len(order)  # pixels of each channel, where a Flatten lies between
+        value = np.take(value, (order[:, None] * repeat + np.arange(repeat)).reshape(-1), axis=dim)
+    if not np.array_equal(value, original):  # one number throughout may be shared with others: leave it
+        key = constants.origin(name), *((dim, order.tobytes()) for dim, order in dims)
+        node.inputs[slot] = _constant(
+            surgery, shared, key, f"{constants.origin(name)}_ordered", lambda: np.ascontiguousarray(value)
+        )
 
 
 def _constant(
