@@ -51,6 +51,16 @@ class Tie:
 
 
 @dataclass(frozen=True)
+class Junction:
+    """A tensor whose channels are those of `source` between new, constant ones; its own order may be another one."""
+
+    tensor: str
+    source: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
 class Spaces:
     """The channel axis of every tensor that has one, and the constants tied to them."""
 
@@ -59,6 +69,7 @@ class Spaces:
     sizes: Mapping[int, int]
     ties: tuple[Tie, ...]
     blocked: frozenset[str]  # Convs that have groups already (but are not depthwise), by output
+    junctions: tuple[Junction, ...]
 
 
 def find_spaces(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Shape]) -> Spaces:
@@ -83,6 +94,7 @@ def find_spaces(model: onnx.ModelProto, constants: Constants, shapes: Mapping[st
         {atom: atoms.size(atom) for atom in leaves},
         tuple(walk.ties),
         frozenset(walk.blocked),
+        tuple(walk.junctions),
     )
 
 
@@ -94,6 +106,7 @@ class _Walk:
         self.axes: dict[str, Axis] = {}
         self.ties: list[Tie] = []
         self.blocked: set[str] = set()
+        self.junctions: list[Junction] = []
         self._constants = constants
         self._shapes = shapes
         self._handlers: dict[str, Callable[[onnx.NodeProto], bool]] = {
@@ -400,11 +413,13 @@ class _Walk:
         mode = next((attribute.s for attribute in node.attribute if attribute.name == "mode"), b"constant")
         if pads[0] or pads[len(data)] or before < 0 or after < 0 or ((before or after) and mode != b"constant"):
             return False
-        atoms = [*([self.atoms.new(before)] if before else []), *source.atoms, *([self.atoms.new(after)] if after else [])]
-        if self._shapes.get(node.output[0], (0, -1))[1] != self.atoms.length(atoms):
+        if self._channels(node.output[0]) != before + data[1] + after:
             return False
-        self.axes[node.output[0]] = Axis(tuple(atoms))
-        return True
+        if not before and not after:
+            return self._same(node.input[0], node.output[0])
+        # A shortcut that widens a residual stream: one Gather here sets all of the wider stream free.
+        self.junctions.append(Junction(node.output[0], node.input[0], before, after))
+        return self.fresh(node.output[0])
 
     def _pads(self, node: onnx.NodeProto) -> list[int] | None:
         for attribute in node.attribute:

@@ -16,6 +16,8 @@ from onnx_gconv.model.shapes import Shape
 from onnx_gconv.model.spaces import ELEMENTWISE, PER_CHANNEL, UNARY, Spaces, Tie, consumers
 from onnx_gconv.solve.grouping import Order, inverse
 
+Partition = tuple[int, ...]  # the group of each channel
+
 
 @dataclass(frozen=True)
 class BlockConv:
@@ -62,8 +64,10 @@ class Placement:
 
 def place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], shapes: Mapping[str, Shape]) -> Placement:
     """Return a placement: storage orders chosen by the size of the Gathers they save, the rest gathered."""
-    storage, owners = _storage(spaces, convs, shapes)
-    read = {name: _axis_order(axis.atoms, spaces, storage) for name, axis in spaces.axes.items()}
+    storage = Storage(spaces, convs, shapes)
+    for conv in convs:  # in graph order, so that each finds the sequence of groups that comes down to it
+        storage.settle(conv)
+    read = {name: storage.order(axis.atoms) for name, axis in spaces.axes.items()}
     produced = dict(read)
     readers = consumers(model)
     ends = {value.name for value in model.graph.output}
@@ -84,64 +88,120 @@ def place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], sh
         out_order = after if outs is not None else conv.out_order.reshape(conv.groups, -1)[sequence].reshape(-1)
         placed.append(Placed(conv, in_order, out_order))
         if ins is None:
-            why = _reason(conv.source, spaces, owners, conv.label)
+            why = storage.reason(conv.source, conv.label)
             gathers.append(GatherAt(conv.source, conv.name, inverse(before)[in_order], conv.label, f"reads: {why}"))
         if outs is None:
-            last = _sink(conv.name, spaces, readers, ends, shapes)
-            for tensor in last:
-                produced[tensor] = out_order
-                read[tensor] = out_order
-            read[last[-1]] = after
-            why = _reason(conv.name, spaces, owners, conv.label)
-            gathers.append(GatherAt(last[-1], "", inverse(out_order)[after], conv.label, f"writes: {why}"))
+            path = _sink(conv.name, spaces, readers, ends, shapes)
+            produced |= dict.fromkeys(path, out_order)
+            read |= dict.fromkeys(path[:-1], out_order)
+            why = storage.reason(conv.name, conv.label)
+            gathers.append(GatherAt(path[-1], "", inverse(out_order)[after], conv.label, f"writes: {why}"))
+    for junction in spaces.junctions:
+        inner = read[junction.source] + junction.before
+        length = junction.before + len(inner) + junction.after
+        made = np.concatenate([np.arange(junction.before), inner, np.arange(length - junction.after, length)])
+        if not np.array_equal(made, read[junction.tensor]):
+            why = "writes: a wider stream begins here"
+            gathers.append(GatherAt(junction.tensor, "", inverse(made)[read[junction.tensor]], junction.tensor, why))
     return Placement(produced, read, tuple(placed), tuple(gathers), spaces.ties)
 
 
-def _storage(spaces: Spaces, convs: Sequence[BlockConv], shapes: Mapping[str, Shape]) -> tuple[dict[int, Order], dict[int, str]]:
-    """Return the order of each atom that grouped Convs ask for, and who asked.
+class Storage:
+    """One order for each atom: the groups of as many Convs as possible side by side.
 
-    Demands that can hold together are the same order; of several, the one whose Gathers would be largest wins.
+    Of the partitions that Convs ask for, an atom takes the one whose Gathers would be largest, and every other one that
+    refines it or that it refines: nested partitions can all lie side by side.
     """
-    saved: dict[int, dict[bytes, int]] = defaultdict(lambda: defaultdict(int))
-    orders: dict[tuple[int, bytes], Order] = {}
-    asked: dict[tuple[int, bytes], str] = {}
-    for conv in convs:
-        for tensor, order in ((conv.source, conv.in_order), (conv.name, conv.out_order)):
-            axis = spaces.axes.get(tensor)
-            if axis is None or axis.repeat != 1:
-                continue
-            for atom, local in _per_atom(axis.atoms, spaces, order, conv.groups):
-                if atom not in spaces.pinned:
-                    key = local.tobytes()
-                    saved[atom][key] += _elements(shapes, tensor)
-                    orders.setdefault((atom, key), local)
-                    asked.setdefault((atom, key), conv.label)
-    best = {atom: max(demands, key=lambda key, d=demands: d[key]) for atom, demands in saved.items()}  # type: ignore[misc]
-    return {atom: orders[atom, key] for atom, key in best.items()}, {atom: asked[atom, key] for atom, key in best.items()}
+
+    def __init__(self, spaces: Spaces, convs: Sequence[BlockConv], shapes: Mapping[str, Shape]) -> None:
+        self._spaces = spaces
+        self._orders: dict[int, Order] = {}
+        self._owners: dict[int, str] = {}
+        self._chains: dict[int, list[Partition]] = {}
+        saved: dict[int, dict[Partition, int]] = defaultdict(lambda: defaultdict(int))
+        for conv in convs:
+            for tensor, order in ((conv.source, conv.in_order), (conv.name, conv.out_order)):
+                atom = self._only_atom(tensor)
+                if atom is not None:
+                    partition = _partition(order, conv.groups)
+                    if not saved[atom]:
+                        self._owners[atom] = conv.label
+                    saved[atom][partition] += _elements(shapes, tensor)
+        for atom, demands in saved.items():
+            chain: list[Partition] = []
+            for partition in sorted(demands, key=lambda p, d=demands: -d[p]):  # type: ignore[misc]
+                if all(_nested(partition, other) for other in chain):
+                    chain.append(partition)
+            self._chains[atom] = sorted(chain, key=lambda partition: max(partition))
+
+    def settle(self, conv: BlockConv) -> None:
+        """Fix the storage of what a Conv reads and writes, if that is still open and it has a say in it."""
+        groups = np.arange(conv.groups)
+        self._fix(conv.source, conv.in_order, conv.groups, groups)
+        axis = self._spaces.axes.get(conv.source)
+        found = _sequence(self.order(axis.atoms), conv.in_order, conv.groups) if axis is not None and axis.repeat == 1 else None
+        self._fix(conv.name, conv.out_order, conv.groups, groups if found is None else found)
+
+    def order(self, atoms: tuple[int, ...]) -> Order:
+        """Return the order of an axis."""
+        pieces, start = [], 0
+        for atom in atoms:
+            size = self._spaces.sizes[atom]
+            pieces.append(self._orders.get(atom, np.arange(size)) + start)
+            start += size
+        return np.concatenate(pieces) if pieces else np.arange(0)
+
+    def reason(self, tensor: str, label: str) -> str:
+        """Return why the storage of a tensor does not suit a Conv."""
+        axis = self._spaces.axes.get(tensor)
+        if axis is None:
+            return "the shape of the tensor is not known"
+        if any(atom in self._spaces.pinned for atom in axis.atoms):
+            return "the order of these channels is pinned by a graph input or output or an op that is not channel-wise"
+        if len(axis.atoms) > 1:
+            return f"its groups mix channels of {len(axis.atoms)} tensors that are joined here"
+        owner = self._owners.get(axis.atoms[0], label)
+        return f"the channels are in the order that {owner!r} wants" if owner != label else "its two sides differ in sequence"
+
+    def _only_atom(self, tensor: str) -> int | None:
+        axis = self._spaces.axes.get(tensor)
+        if axis is None or axis.repeat != 1 or len(axis.atoms) != 1 or axis.atoms[0] in self._spaces.pinned:
+            return None
+        return axis.atoms[0]
+
+    def _fix(self, tensor: str, order: Order, groups: int, sequence: Order) -> None:
+        atom = self._only_atom(tensor)
+        partition = _partition(order, groups)
+        if atom is None or atom in self._orders or partition not in self._chains.get(atom, []):
+            return
+        place = np.empty(groups, dtype=np.int64)
+        place[sequence] = np.arange(groups)
+        labels = np.empty(len(order), dtype=np.int64)
+        labels[order] = np.repeat(place, len(order) // groups)  # where this Conv's groups are to come
+        channels = np.arange(len(order))
+        keys = [channels]
+        for other in reversed(self._chains[atom]):  # the last key of a lexsort counts most: the coarsest partition
+            members = np.asarray(other)
+            first = np.full(int(members.max()) + 1, len(order) ** 2)
+            np.minimum.at(first, members, labels * len(order) + channels)
+            keys.append(first[members])
+        self._orders[atom] = np.lexsort(keys)
 
 
-def _per_atom(atoms: tuple[int, ...], spaces: Spaces, order: Order, groups: int) -> list[tuple[int, Order]]:
-    """Return what an order asks of each atom; nothing if a group has channels of two atoms."""
-    group_of = np.empty(len(order), dtype=np.int64)
-    group_of[order] = np.repeat(np.arange(groups), len(order) // groups)
-    result, start = [], 0
-    for atom in atoms:
-        end = start + spaces.sizes[atom]
-        inside = order[(order >= start) & (order < end)] - start
-        if np.isin(group_of[start:end], np.delete(group_of, np.s_[start:end])).any():
-            return []
-        result.append((atom, inside))
-        start = end
-    return result
+def _partition(order: Order, groups: int) -> Partition:
+    """Return the group of each channel, groups numbered by their smallest channel: equal partitions are equal tuples."""
+    labels = np.empty(len(order), dtype=np.int64)
+    labels[order] = np.repeat(np.arange(groups), len(order) // groups)
+    _, first = np.unique(labels, return_index=True)
+    number = np.empty(groups, dtype=np.int64)
+    number[np.argsort(first)] = np.arange(groups)
+    return tuple(number[labels].tolist())
 
 
-def _axis_order(atoms: tuple[int, ...], spaces: Spaces, storage: Mapping[int, Order]) -> Order:
-    pieces, start = [], 0
-    for atom in atoms:
-        size = spaces.sizes[atom]
-        pieces.append(storage.get(atom, np.arange(size)) + start)
-        start += size
-    return np.concatenate(pieces) if pieces else np.arange(0)
+def _nested(one: Partition, other: Partition) -> bool:
+    """Return whether one partition refines the other, or the other way round."""
+    pairs = len(set(zip(one, other, strict=True)))
+    return pairs == max(max(one), max(other)) + 1
 
 
 def _sequence(stored: Order, order: Order, groups: int) -> Order | None:
@@ -173,19 +233,3 @@ def _sink(
         path.append(result)
         tensor = result
     return path
-
-
-def _reason(tensor: str, spaces: Spaces, owners: Mapping[int, str], label: str) -> str:
-    axis = spaces.axes.get(tensor)
-    if axis is None:
-        return "the shape of the tensor is not known"
-    if any(atom in spaces.pinned for atom in axis.atoms):
-        return "the order of these channels is pinned by a graph input or output or an op that is not channel-wise"
-    if len(axis.atoms) > 1:
-        return f"its groups mix channels of {len(axis.atoms)} tensors that are joined here"
-    others = sorted({owners[atom] for atom in axis.atoms if atom in owners} - {label})
-    return (
-        f"the channels are in the order that {others[0]!r} wants"
-        if others
-        else "its two sides want their groups in different sequences"
-    )
