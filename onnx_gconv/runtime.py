@@ -23,9 +23,13 @@ TENSORS_A_RUN = 64  # inner tensors fetched at once, to bound memory
 QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
 
 
-def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """Return a CPU session as a user of the model would run it, or say why ONNX Runtime refuses the model."""
+def session(model: onnx.ModelProto, *, threads: int = 0) -> ort.InferenceSession:
+    """Return a CPU session as a user of the model would run it, or say why ONNX Runtime refuses the model.
+
+    With 0 threads ONNX Runtime takes as many as there are cores.
+    """
     options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
     options.log_severity_level = QUIET
     try:
         if data_bytes(model) <= LARGEST_MESSAGE_BYTES:

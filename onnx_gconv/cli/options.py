@@ -122,6 +122,13 @@ def add_method(parser: argparse.ArgumentParser) -> None:
         help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept",
     )
     how.add_argument(
+        "--gathers",
+        choices=("free", "shared", "none"),
+        default="free",
+        help="free: the best permutation of each layer, Gathers where no weight absorbs it (default); shared: one partition for "
+        "each residual stream, Gathers only inside blocks; none: no Gather at all",
+    )
+    how.add_argument(
         "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes for solving (default: all cores)"
     )
     add_seed(parser)
@@ -155,6 +162,7 @@ def request(args: argparse.Namespace) -> "Request":
         solver=Solver(args.solver, args.sort_rounds, args.effort, args.seed),
         search=args.search,
         cost=args.cost,
+        gathers=args.gathers,
         seed=args.seed,
         jobs=args.jobs,
     )

@@ -10,6 +10,7 @@ from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.plan import Plan, PlannedLayer, SkippedConv, Totals
 from onnx_gconv.planning.choosing import Candidates, Left, by_rule, candidates, cost_table
+from onnx_gconv.planning.coupling import solve_jointly
 from onnx_gconv.planning.request import Request
 from onnx_gconv.planning.solving import Groupings, Progress, solve_all
 from onnx_gconv.search.budget import Budget, Limit
@@ -54,9 +55,27 @@ def make_plan(model: onnx.ModelProto, network: Network, request: Request, *, sha
 def prepare(model: onnx.ModelProto, network: Network, request: Request, progress: Progress) -> Prepared:
     """Return the model solved: for the groups of a rule, or for all that a search may choose."""
     left, allowed, rule = decide_candidates(network, request)
+    if request.gathers != "free":
+        return _prepare_jointly(model, network, allowed, request, left, progress)
     wanted: dict[str, Sequence[int]] = {name: [g] for name, g in rule.items()} if rule is not None else wanted_numbers(allowed)
     groupings = solve_all(model, [layer for layer in network.layers if layer.name in wanted], wanted, request, progress)
     table = cost_table(network, allowed, groupings, request.cost, left) if rule is None else None
+    return Prepared(network, request, left, rule, table, groupings)
+
+
+def _prepare_jointly(
+    model: onnx.ModelProto, network: Network, allowed: Candidates, request: Request, left: Left, progress: Progress
+) -> Prepared:
+    """Return the model solved with shared partitions; a rule then chooses among the numbers of groups that they have."""
+    joint, groupings = solve_jointly(model, network, allowed, request, left, progress)
+    for name in allowed.keys() - joint.keys():
+        left.setdefault(name, "it shares channels with Convs that no common number of groups fits")
+    rule = by_rule(network.layers, joint, request, left)
+    if not joint or rule == {}:
+        raise ModelError(
+            _nothing(list(left.values()), "no Conv would be grouped"), hint="use --gathers free, which couples no layers"
+        )
+    table = cost_table(network, joint, groupings, request.cost, left) if rule is None else None
     return Prepared(network, request, left, rule, table, groupings)
 
 
@@ -153,7 +172,7 @@ def _plan(prepared: Prepared, chosen: Mapping[str, int], left: Left, budget: Bud
         search=request.search_name,
         seed=request.seed,
         budget=budget.as_dict(),
-        gathers="free",
+        gathers=request.gathers,
         before=Totals(network.count.params, network.count.macs),
         after=_after(network, planned),
         layers=tuple(planned.values()),

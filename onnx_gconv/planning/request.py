@@ -12,6 +12,7 @@ from onnx_gconv.solve.layer import Solver
 
 SearchName = Literal["exact", "local"]
 CostName = Literal["share", "log"]
+GathersName = Literal["free", "shared", "none"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Request:
     solver: Solver = field(default_factory=Solver)
     search: SearchName = "exact"
     cost: CostName = "log"
+    gathers: GathersName = "free"
     seed: int = 0
     jobs: int = 1
 

@@ -1,0 +1,105 @@
+"""Which layers share partitions, for --gathers shared and none, and their groupings."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import onnx
+
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.network import Layer, Network, layer_weight
+from onnx_gconv.model.spaces import Spaces, find_spaces
+from onnx_gconv.planning.choosing import Candidates, Left
+from onnx_gconv.planning.request import Request
+from onnx_gconv.planning.solving import Groupings, Progress
+from onnx_gconv.solve.coupled import Level, Site, Term, solve_coupled
+from onnx_gconv.solve.grouping import Grouping, canonical, kept_share
+from onnx_gconv.solve.importance import importance
+
+Side = Literal["in", "out"]
+
+
+class _Sites:
+    """The sites of a model: who shares a partition with whom."""
+
+    def __init__(self, spaces: Spaces, layers: Sequence[Layer], sources: Mapping[str, str], *, share_all: bool) -> None:
+        self.sites: list[Site] = []
+        self._spaces = spaces
+        self._share_all = share_all
+        self._by_key: dict[tuple[object, ...], int] = {}
+        self._sources = sources
+        users: dict[int, int] = {}
+        for layer in layers:
+            for tensor in (sources[layer.name], layer.name):
+                atom = self._atom(tensor)
+                if atom is not None:
+                    users[atom] = users.get(atom, 0) + 1
+        # A space that one Conv writes and one reads lies inside a block; a residual stream has more of them.
+        self._streams = {atom for atom, count in users.items() if count > 2}
+
+    def _atom(self, tensor: str) -> int | None:
+        axis = self._spaces.axes.get(tensor)
+        return axis.atoms[0] if axis is not None and axis.repeat == 1 and len(axis.atoms) == 1 else None
+
+    def of(self, layer: Layer, side: Side) -> int | None:
+        """Return the site of one side of a layer; None where no partition can do without a Gather, and none is allowed."""
+        tensor = self._sources[layer.name] if side == "in" else layer.name
+        channels = layer.in_channels if side == "in" else layer.out_channels
+        atom = self._atom(tensor)
+        if atom is None:
+            return None if self._share_all else self._site((layer.name, side), Site(channels))
+        if atom in self._spaces.pinned and self._share_all:
+            return self._site((atom,), Site(channels, fixed=True))
+        if self._share_all or (atom in self._streams and atom not in self._spaces.pinned):
+            return self._site((atom,), Site(channels))
+        return self._site((layer.name, side), Site(channels))
+
+    def _site(self, key: tuple[object, ...], site: Site) -> int:
+        if key not in self._by_key:
+            self._by_key[key] = len(self.sites)
+            self.sites.append(site)
+        return self._by_key[key]
+
+
+def solve_jointly(
+    model: onnx.ModelProto, network: Network, allowed: Candidates, request: Request, left: Left, progress: Progress
+) -> tuple[Candidates, Groupings]:
+    """Return the candidates that a joint solution has, and their groupings; note in `left` who has none."""
+    constants = Constants(model)
+    spaces = find_spaces(model, constants, network.shapes)
+    sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Conv"}
+    layers = [layer for layer in network.layers if layer.name in allowed and layer.groups == 1]
+    left.update({n.name: "its groups cannot be coupled with others'" for n in network.layers if n.name in allowed and n.groups > 1})
+    sites = _Sites(spaces, layers, sources, share_all=request.gathers == "none")
+    terms: dict[str, Term] = {}
+    for layer in layers:
+        out_site, in_site = sites.of(layer, "out"), sites.of(layer, "in")
+        if out_site is None or in_site is None:
+            left[layer.name] = "it joins channels of several tensors, which cannot be grouped without a Gather"
+        else:
+            matrix = importance(layer_weight(constants, layer), request.criterion)
+            terms[layer.name] = Term(matrix, out_site, in_site)
+    progress(0, 1, "all layers together")
+    levels = solve_coupled(sites.sites, list(terms.values()), seed=request.seed, starts=2 ** (1 + request.solver.effort))
+    progress(1, 1, "all layers together")
+    groupings: Groupings = {}
+    candidates: Candidates = {}
+    for layer in layers:
+        if layer.name in terms:
+            found = _groupings(terms[layer.name], levels, allowed[layer.name])
+            groupings |= {(layer.name, grouping.groups): grouping for grouping in found}
+            if found:
+                candidates[layer.name] = (layer.groups, *(grouping.groups for grouping in found))
+            else:
+                left.setdefault(layer.name, "no number of groups fits all the Convs that share its channels")
+    return candidates, groupings
+
+
+def _groupings(term: Term, levels: Iterable[Level], numbers: tuple[int, ...]) -> list[Grouping]:
+    result = []
+    for level in levels:
+        if level.groups in numbers[1:] and {term.out_site, term.in_site} <= level.labels.keys():
+            ins, outs = (np.argsort(level.labels[site], kind="stable") for site in (term.in_site, term.out_site))
+            orders = canonical(level.groups, ins, outs)
+            result.append(Grouping(level.groups, *orders, kept_share(term.matrix, level.groups, *orders)))
+    return result

@@ -1,0 +1,128 @@
+"""Partitions chosen jointly: several layers share the partition of a channel space, so that no Gather is needed there.
+
+A site is a set of channels to be partitioned; a term is a layer between two sites. Groups are halved level by level, so
+that the partition into 2G groups refines the one into G: layers of one site may then differ in their number of groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_gconv.solve.importance import Matrix
+
+Labels = NDArray[np.int64]  # the group of each channel of a site
+Signs = NDArray[np.float32]  # (channels, starts): +1 and -1 are the two halves
+
+
+@dataclass(frozen=True)
+class Site:
+    """Channels with one partition; a fixed site has its channels in place: group g is the g-th stretch of them."""
+
+    channels: int
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Term:
+    """A layer: its importance, (Cout, Cin), and the sites of its outputs and inputs."""
+
+    matrix: Matrix
+    out_site: int
+    in_site: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """A partition of the sites into `groups` groups each; sites whose channels that does not divide are missing."""
+
+    groups: int
+    labels: dict[int, Labels]
+
+
+def solve_coupled(sites: Sequence[Site], terms: Sequence[Term], *, seed: int, starts: int = 8, sweeps: int = 30) -> list[Level]:
+    """Return the levels 1, 2, 4, ... as far as any term can use them."""
+    rng = np.random.default_rng(seed)
+    levels = [Level(1, {number: np.zeros(site.channels, dtype=np.int64) for number, site in enumerate(sites)})]
+    while True:
+        coarse = levels[-1]
+        groups = 2 * coarse.groups
+        open_sites = {number for number in coarse.labels if sites[number].channels % groups == 0}
+        useful = [term for term in terms if {term.out_site, term.in_site} <= open_sites]
+        open_sites &= {number for term in useful for number in (term.out_site, term.in_site)}
+        if not useful:
+            return levels
+        halves = _halve(sites, useful, coarse, sorted(open_sites), rng, starts, sweeps)
+        levels.append(Level(groups, {number: 2 * coarse.labels[number] + half for number, half in halves.items()}))
+
+
+def _halve(
+    sites: Sequence[Site],
+    terms: Sequence[Term],
+    coarse: Level,
+    numbers: list[int],
+    rng: np.random.Generator,
+    starts: int,
+    sweeps: int,
+) -> dict[int, Labels]:
+    """Return 0 or 1 for each channel of each site: the halves of every group, all groups of all sites at once.
+
+    Within a group, a term keeps (sum + x' M y) / 2 with x and y the signs of its outputs and inputs. With all other sites
+    fixed, the best signs of one site are the upper half of its field, group by group; site after site, until nothing moves.
+    """
+    blocks = [_within_groups(term, coarse) for term in terms]
+    members = {number: _members(coarse.labels[number], coarse.groups) for number in numbers}
+    signs: dict[int, Signs] = {}
+    for number in numbers:
+        size = sites[number].channels
+        field = np.arange(size, 0, -1.0)[:, None] if sites[number].fixed else rng.standard_normal((size, starts))
+        signs[number] = _upper_halves(np.broadcast_to(field, (size, starts)).astype(np.float32), members[number])
+    kept = np.full(starts, -np.inf)
+    for _ in range(sweeps):
+        for number in numbers:
+            if not sites[number].fixed:
+                signs[number] = _upper_halves(_field(number, terms, blocks, signs), members[number])
+        now = sum(
+            np.einsum("os,os->s", signs[term.out_site], block @ signs[term.in_site], dtype=np.float64)
+            for term, block in zip(terms, blocks, strict=True)
+        )
+        if (now <= kept + 1e-6 * np.abs(kept)).all():
+            break
+        kept = np.maximum(now, kept)
+    best = int(np.argmax(kept))
+    return {number: (signs[number][:, best] < 0).astype(np.int64) for number in numbers}
+
+
+def _within_groups(term: Term, level: Level) -> NDArray[np.float32]:
+    same = level.labels[term.out_site][:, None] == level.labels[term.in_site][None, :]
+    # Every term counts alike, as in the sum of kept shares, however large its weights are.
+    scale = max(float(term.matrix.sum()), 1e-30)
+    return np.where(same, term.matrix / scale, 0).astype(np.float32)
+
+
+def _members(labels: Labels, groups: int) -> NDArray[np.int64]:
+    return np.argsort(labels, kind="stable").reshape(groups, -1)
+
+
+def _field(number: int, terms: Sequence[Term], blocks: Sequence[NDArray[np.float32]], signs: dict[int, Signs]) -> Signs:
+    """Return what each channel of a site gains by being in the first half, from all terms it is in."""
+    field = np.zeros_like(signs[number])
+    for term, block in zip(terms, blocks, strict=True):
+        if term.out_site == number:
+            field += block @ signs[term.in_site]
+        if term.in_site == number:
+            field += block.T @ signs[term.out_site]
+    return field
+
+
+def _upper_halves(field: Signs, members: NDArray[np.int64]) -> Signs:
+    """Return +1 for the upper half of each group by field, -1 for the rest."""
+    size = members.shape[1]
+    order = np.argsort(-field[members], axis=1, kind="stable")  # (groups, size, starts)
+    signs = np.empty_like(field)
+    starts = np.arange(field.shape[1])
+    top = np.take_along_axis(np.broadcast_to(members[:, :, None], order.shape), order, axis=1)
+    signs[top[:, : size // 2].reshape(-1, len(starts)), starts] = 1
+    signs[top[:, size // 2 :].reshape(-1, len(starts)), starts] = -1
+    return signs
