@@ -25,5 +25,9 @@ class VerifyError(GconvError):
     """Two models that must be the same function are not, or it could not be found out."""
 
 
+class LatencyError(GconvError):
+    """The result is slower than the model it was made from."""
+
+
 class OutputError(GconvError):
     """A result could not be written."""

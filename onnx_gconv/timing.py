@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx
 import onnxruntime as ort
@@ -10,6 +11,35 @@ import onnxruntime as ort
 from onnx_gconv.runtime import Feeds, session
 
 WARM_UP = 3
+LEAST_RUNS = 7
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What a run of the model took before and after."""
+
+    runner: str
+    before_ms: float
+    after_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.after_ms / self.before_ms
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as report.json has it."""
+        return {
+            "runner": self.runner,
+            "before_ms": round(self.before_ms, 4),
+            "after_ms": round(self.after_ms, 4),
+            "ratio": round(self.ratio, 4),
+        }
+
+
+def compare_latency(dense: onnx.ModelProto, result: onnx.ModelProto, feeds: Feeds, *, seconds: float = 2.0) -> Latency:
+    """Return how long both take on this CPU."""
+    before, after = time_models([dense, result], feeds, seconds=seconds)
+    return Latency("ort-cpu", before, after)
 
 
 def time_models(models: Sequence[onnx.ModelProto], feeds: Feeds, *, seconds: float) -> list[float]:
@@ -24,7 +54,7 @@ def time_models(models: Sequence[onnx.ModelProto], feeds: Feeds, *, seconds: flo
             active.run(None, feeds)
     seen: list[list[float]] = [[] for _ in models]
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(seen[0]) < 5:
+    while time.perf_counter() < until or len(seen[0]) < LEAST_RUNS:
         for active, times in zip(sessions, seen, strict=True):
             times.append(_run_ms(active, feeds))
     return [statistics.median(times) for times in seen]

@@ -21,7 +21,8 @@ FLOW = {
     "rewrite": {"rewrite", "model", "solve", "plan", "errors"},
     "runtime": {"errors", "model"},
     "verify": {"errors", "model", "runtime"},
-    "report": {"report", "model", "plan", "planning", "verify", "errors"},
+    "timing": {"runtime"},
+    "report": {"report", "model", "plan", "planning", "verify", "timing", "errors"},
 }
 
 

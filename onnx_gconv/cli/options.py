@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,9 +125,9 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--gathers",
         choices=("free", "shared", "none"),
-        default="free",
-        help="free: the best permutation of each layer, Gathers where no weight absorbs it (default); shared: one partition for "
-        "each residual stream, Gathers only inside blocks; none: no Gather at all",
+        help="free: the best permutation of each layer, Gathers where no weight absorbs it; shared: one partition for each "
+        "residual stream, Gathers only inside blocks; none: no Gather (default: free for target generic, else the first of none, "
+        "shared, free that meets the budget)",
     )
     how.add_argument(
         "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes for solving (default: all cores)"
@@ -162,10 +163,18 @@ def request(args: argparse.Namespace) -> "Request":
         solver=Solver(args.solver, args.sort_rounds, args.effort, args.seed),
         search=args.search,
         cost=args.cost,
-        gathers=args.gathers,
+        gathers=args.gathers or "free",
         seed=args.seed,
         jobs=args.jobs,
     )
+
+
+def requests(args: argparse.Namespace) -> "list[Request]":
+    """Return what the flags ask for, one request for each way of Gathers that may be tried, the fastest first."""
+    first = request(args)
+    if args.gathers is not None or args.target == "generic":
+        return [first]
+    return [replace(first, gathers=way) for way in ("none", "shared", "free")]
 
 
 def positive(text: str) -> int:

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
-from onnx_gconv.cli.source import open_source, read_network
+from onnx_gconv.cli.source import Source, open_source, read_network
 from onnx_gconv.cli.story import Story
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onnx_gconv.model.network import Network
+    from onnx_gconv.planning.planner import Planned
+    from onnx_gconv.planning.request import Request
+    from onnx_gconv.planning.solving import Progress
     from onnx_gconv.search.exact import Found
 
 TEACH = """\
@@ -33,20 +39,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
-    request = options.request(args)
+    requests = options.requests(args)
     if args.output.resolve() == args.model.resolve():
         parser.error(f"-o {args.output} would overwrite the model with its plan")
     from onnx_gconv.files import write_text
-    from onnx_gconv.model.file import sha256
     from onnx_gconv.plan import to_json
     from onnx_gconv.planning.bounds import layer_bounds
-    from onnx_gconv.planning.planner import make_plan
 
     story = Story(args)
     source = open_source(args)
     network = read_network(source, story)
     with story.progress("solving") as progress:
-        planned = make_plan(source.model, network, request, sha256=sha256(source.path), progress=progress)
+        planned = next(feasible_plans(source, network, requests, story, progress))
     plan = planned.plan
     text = to_json(plan)
     if str(args.output) == "-":
@@ -66,6 +70,30 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         story.tell(searched(planned.found))
     story.tell(f"wrote {args.output}: {len(plan.layers)} layers to group, {len(plan.skipped)} Convs as they are")
     return 0
+
+
+def feasible_plans(
+    source: Source, network: "Network", requests: "list[Request]", story: Story, progress: "Progress"
+) -> "Iterator[Planned]":
+    """Yield the plan of each request that has one; if none has, fail as the last one did, which asks least."""
+    from onnx_gconv.errors import BudgetError, ModelError
+    from onnx_gconv.model.file import sha256
+    from onnx_gconv.planning.planner import make_plan
+
+    digest = sha256(source.path)
+    failure: BudgetError | ModelError | None = None
+    found = 0
+    for request in requests:
+        try:
+            planned = make_plan(source.model, network, request, sha256=digest, progress=progress)
+        except (BudgetError, ModelError) as error:
+            story.detail(f"with --gathers {request.gathers}: {error}")
+            failure = error
+            continue
+        found += 1
+        yield planned
+    if failure is not None and not found:
+        raise failure
 
 
 def searched(found: "Found") -> str:

@@ -27,6 +27,7 @@ class Rewritten:
     verification: "Verification | None"
     convs: int  # how many were grouped
     gathers: tuple[int, int]  # two for each of them, and how many were written
+    reasons: tuple[dict[str, str], ...]  # why each written Gather remains
 
 
 def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story, shapes: "Mapping[str, Shape]") -> Rewritten:
@@ -41,6 +42,7 @@ def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story
     masked, grouped = mask(source.model, plan), carry_out(source.model, plan, placement)
     convs = len(fit(source.model, plan, Constants(source.model)))
     gathers = 2 * convs, _count(grouped, "Gather") - _count(source.model, "Gather")
+    reasons = tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.gathers)
     for gather in placement.gathers:
         story.detail(f"Gather for {gather.layer!r}, which {gather.reason}")
     remark = check(grouped, source.model)
@@ -48,13 +50,13 @@ def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story
         story.detail(f"note: {remark}")
     if args.no_verify:
         story.warn("not verified: --no-verify was given")
-        return Rewritten(masked, grouped, None, convs, gathers)
+        return Rewritten(masked, grouped, None, convs, gathers, reasons)
     try:
         inner = {layer.name: placement.read.get(layer.name) for layer in plan.layers}
         verification = _verify(source, masked, grouped, args.seed, inner)
     except (ModelError, VerifyError) as error:
         raise type(error)(str(error), hint=f"{error.hint}; --no-verify writes without the check") from error
-    return Rewritten(masked, grouped, verification, convs, gathers)
+    return Rewritten(masked, grouped, verification, convs, gathers, reasons)
 
 
 def _count(model: "onnx.ModelProto", kind: str) -> int:

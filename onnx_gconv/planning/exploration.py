@@ -14,7 +14,7 @@ from onnx_gconv.files import write_text
 from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan, to_json
 from onnx_gconv.planning.choosing import cost_table
-from onnx_gconv.planning.planner import Prepared, decide_candidates, plan_within, wanted_numbers
+from onnx_gconv.planning.planner import Prepared, decide_candidates, plan_within, prepare, wanted_numbers
 from onnx_gconv.planning.request import Request
 from onnx_gconv.planning.solving import Groupings, Problem, Progress, Solutions, problems, solve_each
 from onnx_gconv.search.budget import Budget
@@ -78,6 +78,8 @@ def prepare_resumable(
     model: onnx.ModelProto, network: Network, request: Request, *, sha256: str, folder: Path, progress: Progress
 ) -> Prepared:
     """Return the model solved for every candidate; layers that the folder has already are not solved again."""
+    if request.gathers != "free":
+        return prepare(model, network, request, progress)  # one joint problem, soon solved: nothing to store
     left, allowed, rule = decide_candidates(network, request)
     assert rule is None, "an exploration searches, it follows no rule"
     store = Store(folder / SOLUTIONS, _settings(request, sha256))

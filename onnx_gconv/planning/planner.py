@@ -1,8 +1,8 @@
 """From a model to a plan: read, solve, choose."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -116,6 +116,13 @@ def plan_within(prepared: Prepared, budget: Budget, *, sha256: str) -> Planned:
             hint="leave out --groups, --max-group-channels or --group-config and let the search meet the budget",
         )
     return Planned(plan, found)
+
+
+def without(plan: Plan, network: Network, names: Collection[str], reason: str) -> Plan:
+    """Return the plan with these layers left as they are."""
+    kept = {layer.name: layer for layer in plan.layers if layer.name not in names}
+    left = tuple(SkippedConv(layer.name, reason) for layer in plan.layers if layer.name in names)
+    return replace(plan, layers=tuple(kept.values()), skipped=(*plan.skipped, *left), after=_after(network, kept))
 
 
 def _search(table: Table, budget: Budget, request: Request) -> Found:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan
+from onnx_gconv.timing import Latency
 from onnx_gconv.verify import Verification
 
 
@@ -32,6 +33,8 @@ class Outcome:
     before: Cost
     after: Cost
     gathers: tuple[int, int]  # naive, written
+    gather_reasons: tuple[dict[str, str], ...]
+    latency: Latency | None
     search: dict[str, float | None] | None  # cost, proven bound and gap of the search; None where a rule chose
     verification: Verification | None
     seconds: Mapping[str, float]
@@ -62,10 +65,14 @@ def to_json(outcome: Outcome, plan: Plan, network: Network) -> str:
             for planned in plan.layers
         ],
         "skipped": [vars(conv) for conv in plan.skipped],
-        "gathers": {"naive": outcome.gathers[0], "written": outcome.gathers[1]},
+        "gathers": {
+            "naive": outcome.gathers[0],
+            "written": outcome.gathers[1],
+            "remaining": list(outcome.gather_reasons),
+        },
         "verify": None if checked is None else checked.as_dict(),
         "recovery": None,
-        "latency": None,
+        "latency": None if outcome.latency is None else outcome.latency.as_dict(),
         "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
     }
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"

@@ -9,7 +9,7 @@ from rich.table import Table
 from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan
 from onnx_gconv.planning.exploration import Point
-from onnx_gconv.report.record import Cost
+from onnx_gconv.report.record import Outcome
 from onnx_gconv.verify import Verification
 
 UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
@@ -77,11 +77,16 @@ def print_totals(before: dict[str, int | None], after: dict[str, int | None]) ->
     _console().print(table)
 
 
-def print_outcome(before: Cost, after: Cost, *, gathers: tuple[int, int], verification: Verification | None) -> None:
-    """Print the before/after table of a compressed model, Gathers and verification error included."""
-    table = _totals_table(before.as_dict(), after.as_dict())
-    naive, written = gathers
+def print_outcome(outcome: Outcome) -> None:
+    """Print the before/after table of a compressed model: costs, Gathers, latency if measured, verification error."""
+    table = _totals_table(outcome.before.as_dict(), outcome.after.as_dict())
+    naive, written = outcome.gathers
     table.add_row("Gathers", "0", str(written), f"of {naive} naive")
+    latency, verification = outcome.latency, outcome.verification
+    if latency is not None:
+        table.add_row(
+            f"latency, {latency.runner}", f"{latency.before_ms:.4g} ms", f"{latency.after_ms:.4g} ms", f"{latency.ratio:.1%}"
+        )
     if verification is None:
         table.add_row("verification", "", "not run", "")
     else:

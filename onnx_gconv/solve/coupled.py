@@ -87,7 +87,7 @@ def _halve(
             np.einsum("os,os->s", signs[term.out_site], block @ signs[term.in_site], dtype=np.float64)
             for term, block in zip(terms, blocks, strict=True)
         )
-        if (now <= kept + 1e-6 * np.abs(kept)).all():
+        if (now <= kept + 1e-6 * np.abs(now)).all():
             break
         kept = np.maximum(now, kept)
     best = int(np.argmax(kept))
