@@ -447,7 +447,7 @@ def interrupt(command: str) -> None:
     before = listing(Path())
     finished = gconv(*command.split())
     assert finished.code == 130, finished
-    assert finished.err == "error: interrupted; nothing was written.\n"
+    assert finished.err == "error: interrupted; no result was written.\n"
     assert listing(Path()) == before
 
 
@@ -491,7 +491,7 @@ def test_a_real_sigint_ends_a_running_compress_with_130_and_leaves_nothing(folde
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert (process.returncode, out, err) == (130, "", "error: interrupted; nothing was written.\n")
+    assert (process.returncode, out, err) == (130, "", "error: interrupted; no result was written.\n")
     assert listing(folder) == before
 
 
@@ -754,7 +754,7 @@ def test_compress_refuses_a_model_in_which_every_tensor_is_zero() -> None:
 @each_rewriting
 def test_a_rewriting_that_is_another_function_is_never_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bad.onnx").write_bytes(MODEL)
-    monkeypatch.setattr("onnx_gconv.rewrite.group.carry_out", lambda model, plan, placement: model)  # groups nothing
+    monkeypatch.setattr("onnx_gconv.rewrite.group.carry_out", lambda model, plan, placement, lowering: model)  # groups nothing
     refuse(command, "the grouped model differs from the masked one", "--no-verify")
 
 

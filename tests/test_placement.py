@@ -6,12 +6,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.axes import Atoms
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.network import find_convs
+from onnx_gconv.model.network import find_convs, read
 from onnx_gconv.plan import Plan, PlannedLayer, Totals
+from onnx_gconv.planning.planner import make_plan
+from onnx_gconv.planning.request import Request
 from onnx_gconv.rewrite.group import carry_out, placement_of
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.search.budget import parse_limit
 from onnx_gconv.verify import compare
 
 SIZE = 4
@@ -210,6 +214,44 @@ def test_random_graphs_stay_the_same_function(start: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize("gathers", ["shared", "none"])
+@pytest.mark.parametrize("start", range(0, 250, 50))
+def test_random_graphs_with_shared_partitions_stay_the_same_function(start: int, gathers: str) -> None:
+    grouped_convs = clean = tried = 0
+    for seed in range(start, start + 50):
+        model = Random(seed).model()
+        network = read(model, {"x": (1, 4, SIZE, SIZE)})
+        request = Request(gathers=gathers, limits={"max_params": parse_limit("80%")}, search="local", seed=seed)
+        try:
+            plan = make_plan(model, network, request, sha256="", progress=lambda *_: None).plan
+        except (ModelError, BudgetError):
+            continue  # nothing can be grouped so, or not enough
+        placement = placement_of(model, plan)
+        grouped = carry_out(model, plan, placement)
+        assert differs(mask(model, plan), grouped, seed) < 1e-4, seed
+        grouped_convs += len(plan.layers)
+        tried += 1
+        clean += all("wider stream" in gather.reason for gather in placement.gathers)
+    assert grouped_convs > 20
+    if gathers == "none":
+        assert clean == tried
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize("form", ["split", "matmul"])
+def test_other_lowerings_are_the_same_function(form: str) -> None:
+    kinds: set[str] = set()
+    for seed in range(40):
+        model = Random(seed).model()
+        plan = random_plan(model, np.random.default_rng([seed, 1]))
+        grouped = carry_out(model, plan, placement_of(model, plan), lowering=form)
+        onnx.checker.check_model(grouped, full_check=True)
+        assert differs(mask(model, plan), grouped, seed) < 1e-4, seed
+        kinds |= {node.op_type for node in grouped.graph.node} - {node.op_type for node in model.graph.node}
+    assert {"split": "Split", "matmul": "MatMul"}[form] in kinds
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 def test_one_order_not_inverted_is_caught() -> None:
     caught = tried = 0
     for seed in range(40):
@@ -221,10 +263,10 @@ def test_one_order_not_inverted_is_caught() -> None:
             if "_order" in tensor.name and order.dtype == np.int32 and not np.array_equal(np.argsort(order), order):
                 tried += 1
                 tensor.CopyFrom(numpy_helper.from_array(np.argsort(order).astype(np.int32), tensor.name))
-                caught += differs(mask(model, plan), grouped, seed) > 1e-3
+                caught += differs(mask(model, plan), grouped, seed) > 1e-4  # as in the test above
                 break
     assert tried >= 15
-    assert caught >= tried - 2  # a Relu may silence everything behind it
+    assert caught >= 0.85 * tried  # a Relu or Sigmoid that saturates may hide everything before it from the outputs
 
 
 def chain(*kinds: str) -> onnx.ModelProto:

@@ -1,6 +1,7 @@
 """`apply`: a plan carried out, the Convs really grouped."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from onnx_gconv.cli import options
@@ -21,12 +22,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     options.add_model(parser)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the grouped model to write")
+    options.add_lowering(parser)
     options.add_verifying(parser)
     options.add_seed(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=partial(run, parser))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    options.refuse_overwriting(args, args.output, parser)
     from onnx_gconv.model.file import has_external_data, save_atomically
     from onnx_gconv.plan import read_plan
     from onnx_gconv.rewrite.mask import dropped_share

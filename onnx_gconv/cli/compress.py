@@ -40,6 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "-o", "--output", type=Path, metavar="OUT", help="the model to write (default <stem>.gconv.onnx beside MODEL)"
     )
     options.add_choosing(parser)
+    options.add_lowering(parser)
     options.add_verifying(parser)
     parser.add_argument(
         "--force", action="store_true", help="with --target ort-cpu: write even if the result is slower than the model"
@@ -73,6 +74,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
     story = Story(args)
     output: Path = args.output or default_output(args.model)
+    options.refuse_overwriting(args, output, parser)
     started = time.perf_counter()
     source = open_source(args)
     network = read_network(source, story)
@@ -112,7 +114,8 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     stem = output.with_suffix("")
     if attempt.planned.found is not None:
         story.tell(searched(attempt.planned.found))
-    story.tell(f"grouped {len(plan.layers)} of {len(plan.layers) + len(plan.skipped)} Convs; -v lists them")
+    more = "" if args.verbose else "; -v lists them"
+    story.tell(f"grouped {len(plan.layers)} of {len(plan.layers) + len(plan.skipped)} Convs{more}")
     story.tell(f"wrote {output}, {stem}.plan.json, {stem}.report.json")
     return 0
 

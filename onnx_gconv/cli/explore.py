@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         for point in explore_points(prepared, axis=args.by, points=args.points, sha256=digest, folder=folder):
             points.append(point)
             progress(len(points), args.points, point.file)
+    for stale in set(folder.glob("point-*.plan.json")) - {folder / point.file for point in points}:
+        stale.unlink()  # of an earlier sweep with more points
     text = exploration_json(str(source.path), args.by, points, network, digest)
     write_text(folder / "explore.json", text)
     pictures = _draw(points, network, folder, story)

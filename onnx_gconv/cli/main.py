@@ -11,7 +11,7 @@ from onnx_gconv.cli import apply, compress, explore, inspect, mask, plan, verify
 from onnx_gconv.errors import GconvError
 
 DESCRIPTION = """\
-Make a trained CNN smaller and faster: turn its convolutions into group convolutions, straight on the ONNX file.
+Make a trained CNN smaller: turn its convolutions into group convolutions, straight on the ONNX file.
 
   onnx-gconv inspect  model.onnx                     what can be grouped, and what it costs now
   onnx-gconv compress model.onnx --max-flops 50%     the whole job: plan, group, verify, write, report
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GconvError as error:
         _complain(str(error), error.hint)
     except KeyboardInterrupt:
-        _complain("interrupted; nothing was written.", "")
+        _complain("interrupted; no result was written.", "")
         return 130
     except BrokenPipeError:
         # The reader of our output (head, less) has left: do not complain when Python flushes at exit.

@@ -1,6 +1,7 @@
 """`mask`: the dense model with the weights that a plan drops set to zero."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from onnx_gconv.cli import options
@@ -23,10 +24,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the masked model to write")
     options.add_verifying(parser)
     options.add_seed(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=partial(run, parser))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    options.refuse_overwriting(args, args.output, parser)
     from onnx_gconv.model.file import has_external_data, save_atomically
     from onnx_gconv.plan import read_plan
     from onnx_gconv.rewrite.mask import dropped_share

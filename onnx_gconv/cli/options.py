@@ -45,6 +45,16 @@ def add_verifying(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lowering(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lowering",
+        choices=("group", "split", "matmul"),
+        default="group",
+        help="how a group convolution is written: one Conv with groups (default), Split and a Conv for each group, or a batched "
+        "MatMul for 1x1 Convs",
+    )
+
+
 def add_seed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_natural, default=0, metavar="N", help="seed of everything random (default 0)")
 
@@ -52,7 +62,7 @@ def add_seed(parser: argparse.ArgumentParser) -> None:
 def add_choosing(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose the number of groups of each layer."""
     budget = parser.add_argument_group(
-        "budget", "50%% of the whole model before, or a number: 1.9G, 300M, 5k. Several hold at once; none is ever exceeded."
+        "budget", "50% of the whole model before, or a number: 1.9G, 300M, 5k. Several hold at once; none is ever exceeded."
     )
     budget.add_argument("--max-flops", metavar="LIMIT", help="floating-point operations, 2 x MACs")
     budget.add_argument("--max-macs", metavar="LIMIT", help="multiply-accumulates")
@@ -179,17 +189,23 @@ def requests(args: argparse.Namespace) -> "list[Request]":
 
 def positive(text: str) -> int:
     """Return a whole number from 1 on."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
+    return _whole(text, least=1)
 
 
 def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
+    return _whole(text, least=0)
+
+
+def _whole(text: str, *, least: int) -> int:
+    if not text.strip().isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+    return int(text)
+
+
+def refuse_overwriting(args: argparse.Namespace, output: Path, parser: argparse.ArgumentParser) -> None:
+    """Leave with a usage error when the result would replace the model it is made from."""
+    if output.resolve() == args.model.resolve():
+        parser.error(f"-o {output} would overwrite the model itself")
 
 
 def _regex(text: str) -> str:

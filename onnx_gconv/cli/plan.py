@@ -40,8 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
     requests = options.requests(args)
-    if args.output.resolve() == args.model.resolve():
-        parser.error(f"-o {args.output} would overwrite the model with its plan")
+    options.refuse_overwriting(args, args.output, parser)
     from onnx_gconv.files import write_text
     from onnx_gconv.plan import to_json
     from onnx_gconv.planning.bounds import layer_bounds

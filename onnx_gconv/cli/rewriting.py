@@ -39,7 +39,10 @@ def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story
     from onnx_gconv.rewrite.mask import mask
 
     placement = placement_of(source.model, plan, shapes=shapes)
-    masked, grouped = mask(source.model, plan), carry_out(source.model, plan, placement)
+    masked, grouped = (
+        mask(source.model, plan),
+        carry_out(source.model, plan, placement, lowering=getattr(args, "lowering", "group")),
+    )
     convs = len(fit(source.model, plan, Constants(source.model)))
     gathers = 2 * convs, _count(grouped, "Gather") - _count(source.model, "Gather")
     reasons = tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.gathers)

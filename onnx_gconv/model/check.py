@@ -1,14 +1,10 @@
 """Whether a model that was rewritten is still valid ONNX."""
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import onnx
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.file import LARGEST_MESSAGE_BYTES, data_bytes
+from onnx_gconv.native_output import native_stdout_silenced
 
 
 def check(result: onnx.ModelProto, source: onnx.ModelProto) -> str | None:
@@ -25,22 +21,8 @@ def check(result: onnx.ModelProto, source: onnx.ModelProto) -> str | None:
 
 def _problem(model: onnx.ModelProto) -> str | None:
     try:
-        with _stdout_kept_clean():
+        with native_stdout_silenced():  # it remarks on experimental ops there
             onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return " ".join(str(error).split())[:300]
     return None
-
-
-@contextmanager
-def _stdout_kept_clean() -> Iterator[None]:
-    """Send what native code prints to stdout to nowhere: the checker writes remarks on experimental ops there."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 1)
-            os.close(kept)

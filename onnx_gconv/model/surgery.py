@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from onnx_gconv.model.constants import inner_graphs, outer_reads
+from onnx_gconv.model.constants import Constants, inner_graphs, outer_reads
 from onnx_gconv.model.shell import shell
 
 # graphsurgeon prints its warnings to stdout, which belongs to our result.
@@ -36,6 +36,7 @@ class Surgery:
         self._origins: dict[int, onnx.NodeProto] = dict(zip(map(id, self.graph.nodes), model.graph.node, strict=True))
         self._attributes = {id(node): dict(node.attrs) for node in self.graph.nodes}
         self._values: dict[str, NDArray[np.generic]] = {}
+        self._constants = Constants(model)
         self._names = set(_names(model.graph))
 
     def unique(self, name: str) -> str:
@@ -51,6 +52,12 @@ class Surgery:
         """Return a constant tensor of this very name; it replaces one that the model may have under it."""
         self._values[name] = value
         return gs.Constant(name, value)
+
+    def value(self, tensor: gs.Tensor) -> NDArray[np.generic]:
+        """Return the value of a constant: one made here, or one that the model stores."""
+        if tensor.name in self._values:
+            return self._values[tensor.name]
+        return self._constants.value(tensor.name)
 
     def tensor(self, name: str) -> gs.Constant:
         """Return the constant that was made under this name."""

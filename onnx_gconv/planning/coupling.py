@@ -34,6 +34,10 @@ class _Sites:
                 atom = self._atom(tensor)
                 if atom is not None:
                     users[atom] = users.get(atom, 0) + 1
+        # A Conv that has groups already and keeps them has them as they are: what it reads and writes stays in place.
+        self._in_place = spaces.pinned | {
+            atom for name in spaces.blocked for tensor in (sources[name], name) if (atom := self._atom(tensor)) is not None
+        }
         # A space that one Conv writes and one reads lies inside a block; a residual stream has more of them.
         self._streams = {atom for atom, count in users.items() if count > 2}
 
@@ -48,9 +52,9 @@ class _Sites:
         atom = self._atom(tensor)
         if atom is None:
             return None if self._share_all else self._site((layer.name, side), Site(channels))
-        if atom in self._spaces.pinned and self._share_all:
+        if atom in self._in_place and self._share_all:
             return self._site((atom,), Site(channels, fixed=True))
-        if self._share_all or (atom in self._streams and atom not in self._spaces.pinned):
+        if self._share_all or (atom in self._streams and atom not in self._in_place):
             return self._site((atom,), Site(channels))
         return self._site((layer.name, side), Site(channels))
 

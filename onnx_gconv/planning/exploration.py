@@ -18,6 +18,7 @@ from onnx_gconv.planning.planner import Prepared, decide_candidates, plan_within
 from onnx_gconv.planning.request import Request
 from onnx_gconv.planning.solving import Groupings, Problem, Progress, Solutions, problems, solve_each
 from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.exact import Found
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
 
@@ -31,8 +32,7 @@ class Point:
 
     file: str
     plan: Plan
-    cost: float
-    gap: float  # the cost is proven to be no further above the least possible one
+    found: Found  # its cost, and what is proven of it
 
 
 class Store:
@@ -134,7 +134,7 @@ def explore_points(prepared: Prepared, *, axis: Axis, points: int, sha256: str, 
         assert planned.found is not None
         file = f"point-{number:0{width}}.plan.json"
         write_text(folder / file, to_json(planned.plan))
-        yield Point(file, planned.plan, planned.found.cost, planned.found.gap)
+        yield Point(file, planned.plan, planned.found)
 
 
 def exploration_json(model: str, axis: Axis, points: list[Point], network: Network, sha256: str) -> str:
@@ -152,8 +152,7 @@ def exploration_json(model: str, axis: Axis, points: list[Point], network: Netwo
                 "budget": dict(point.plan.budget),
                 "params": point.plan.after.params,
                 "macs": point.plan.after.macs,
-                "cost": round(point.cost, 9),
-                "gap": round(point.gap, 9),
+                **point.found.as_dict(),
                 "groups": {layer.name: layer.groups for layer in point.plan.layers},
             }
             for point in points

@@ -161,7 +161,7 @@ def resolve_budget(limits: Mapping[str, Limit], network: Network) -> Budget:
 
 def _nothing(reasons: Sequence[str], what: str) -> str:
     distinct = list(dict.fromkeys(reasons))
-    more = f"; and {len(distinct) - 3} more reasons" if len(distinct) > 3 else ""
+    more = f"; and other reasons ({len(distinct) - 3})" if len(distinct) > 3 else ""
     return f"{what}: {'; '.join(distinct[:3])}{more}."
 
 

@@ -33,7 +33,7 @@ def _figure(points: list[Point], network: Network) -> "Figure":
     curve, grid = figure.subplots(2, 1, height_ratios=(2, 3))
     macs = [_percent(point.plan.after.macs, network.count.macs) for point in points]
     params = [_percent(point.plan.after.params, network.count.params) for point in points]
-    costs = [point.cost for point in points]
+    costs = [point.found.cost for point in points]
     curve.plot(costs, macs, "o-", label="MACs")
     curve.plot(costs, params, "s--", label="parameters")
     curve.set(xlabel="pruning cost", ylabel="left, %", ylim=(0, None))

@@ -125,7 +125,7 @@ def print_exploration(points: Sequence[Point], network: Network) -> None:
             f"{after.params / network.count.params:.1%}",
             short(after.macs),
             f"{after.macs / network.count.macs:.1%}" if after.macs and network.count.macs else "",
-            f"{point.cost:.4f}" + (f" (at most {point.gap:.1e} above the least)" if point.gap > 0 else ""),
+            f"{point.found.cost:.4f}" + ("" if point.found.as_dict()["gap"] == 0 else " (not proven)"),
             used or "none",
         )
     _console().print(table)

@@ -8,12 +8,13 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, Tie, find_spaces
 from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.plan import Plan
 from onnx_gconv.rewrite.fit import Fitted, fit
+from onnx_gconv.rewrite.lowering import LoweringName, lower
 from onnx_gconv.rewrite.placement import BlockConv, GatherAt, Placed, Placement, place
 from onnx_gconv.solve.grouping import Order
 
@@ -34,7 +35,7 @@ def placement_of(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Sha
     return place(model, spaces, _block_convs(model, spaces, fitted), known)
 
 
-def carry_out(model: onnx.ModelProto, plan: Plan, placement: Placement) -> onnx.ModelProto:
+def carry_out(model: onnx.ModelProto, plan: Plan, placement: Placement, *, lowering: LoweringName = "group") -> onnx.ModelProto:
     """Return the model rewritten to a placement.
 
     With x' = x[in_order] and y' = y[out_order], the kept weights are the diagonal blocks of W[out_order][:, in_order], so
@@ -49,8 +50,13 @@ def carry_out(model: onnx.ModelProto, plan: Plan, placement: Placement) -> onnx.
         _write_blocks(surgery, constants, placed, existing.get(conv.name, conv.groups), shared)
     grouped = {placed.conv.name for placed in placement.convs}
     _permute_constants(surgery, constants, [tie for tie in placement.ties if tie.node not in grouped], placement, shared)
+    planned = [surgery.node_of(name) for name in existing]
     for gather in placement.gathers:
         _write_gather(surgery, gather, shared)
+    if lowering != "group":
+        opset = next(entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS)
+        for node in planned:
+            lower(surgery, node, lowering, opset)
     return surgery.finish()
 
 

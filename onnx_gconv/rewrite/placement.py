@@ -6,7 +6,7 @@ BatchNormalizations and so on, follows any order by having its constants permute
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from onnx_gconv.model.spaces import ELEMENTWISE, PER_CHANNEL, UNARY, Spaces, Tie
 from onnx_gconv.solve.grouping import Order, inverse
 
 Partition = tuple[int, ...]  # the group of each channel
+Node = tuple[int, Partition, int]  # atom, partition, group
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,6 @@ class Placement:
 def place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], shapes: Mapping[str, Shape]) -> Placement:
     """Return a placement: storage orders chosen by the size of the Gathers they save, the rest gathered."""
     storage = Storage(spaces, convs, shapes)
-    for conv in convs:  # in graph order, so that each finds the sequence of groups that comes down to it
-        storage.settle(conv)
     read = {name: storage.order(axis.atoms) for name, axis in spaces.axes.items()}
     produced = dict(read)
     readers = consumers(model)
@@ -115,32 +114,50 @@ class Storage:
 
     def __init__(self, spaces: Spaces, convs: Sequence[BlockConv], shapes: Mapping[str, Shape]) -> None:
         self._spaces = spaces
-        self._orders: dict[int, Order] = {}
         self._owners: dict[int, str] = {}
-        self._chains: dict[int, list[Partition]] = {}
         saved: dict[int, dict[Partition, int]] = defaultdict(lambda: defaultdict(int))
         for conv in convs:
             for tensor, order in ((conv.source, conv.in_order), (conv.name, conv.out_order)):
                 atom = self._only_atom(tensor)
                 if atom is not None:
                     partition = _partition(order, conv.groups)
-                    if not saved[atom]:
-                        self._owners[atom] = conv.label
+                    self._owners.setdefault(atom, conv.label)
                     saved[atom][partition] += _elements(shapes, tensor)
-        for atom, demands in saved.items():
-            chain: list[Partition] = []
-            for partition in sorted(demands, key=lambda p, d=demands: -d[p]):  # type: ignore[misc]
-                if all(_nested(partition, other) for other in chain):
-                    chain.append(partition)
-            self._chains[atom] = sorted(chain, key=lambda partition: max(partition))
+        self._chains = {atom: self._chain(atom, demands) for atom, demands in saved.items()}
+        towers = self._towers(convs, shapes)
+        self._orders = {atom: self._order(atom, towers) for atom in self._chains if atom not in spaces.pinned}
 
-    def settle(self, conv: BlockConv) -> None:
-        """Fix the storage of what a Conv reads and writes, if that is still open and it has a say in it."""
-        groups = np.arange(conv.groups)
-        self._fix(conv.source, conv.in_order, conv.groups, groups)
-        axis = self._spaces.axes.get(conv.source)
-        found = _sequence(self.order(axis.atoms), conv.in_order, conv.groups) if axis is not None and axis.repeat == 1 else None
-        self._fix(conv.name, conv.out_order, conv.groups, groups if found is None else found)
+    def _chain(self, atom: int, demands: Mapping[Partition, int]) -> list[Partition]:
+        """Return the partitions that an atom satisfies, from coarse to fine."""
+        chain: list[Partition] = []
+        for partition in sorted(demands, key=lambda partition: -demands[partition]):
+            # A pinned atom has its channels in place, so its groups must lie side by side as they are.
+            fits = partition == tuple(sorted(partition)) if atom in self._spaces.pinned else True
+            if fits and all(_nested(partition, other) for other in chain):
+                chain.append(partition)
+        return sorted(chain, key=max)
+
+    def _towers(self, convs: Sequence[BlockConv], shapes: Mapping[str, Shape]) -> "Towers":
+        """Return the groups of all atoms, joined where a Conv leads from one into the other.
+
+        A Conv reads and writes its groups in one sequence, so what it joins must have one place everywhere.
+        """
+        towers = Towers(self._chains, self._spaces.pinned)
+        for conv in sorted(convs, key=lambda conv: -_elements(shapes, conv.source) - _elements(shapes, conv.name)):
+            source, result = self._only_atom(conv.source), self._only_atom(conv.name)
+            if source is None or result is None:
+                continue
+            ends = [(source, _partition(conv.in_order, conv.groups)), (result, _partition(conv.out_order, conv.groups))]
+            if all(partition in self._chains[atom] for atom, partition in ends):
+                first = [order.reshape(conv.groups, -1)[:, 0] for order in (conv.in_order, conv.out_order)]
+                towers.join(ends[0], ends[1], list(zip(first[0].tolist(), first[1].tolist(), strict=True)))
+        return towers
+
+    def _order(self, atom: int, towers: "Towers") -> Order:
+        chain = self._chains[atom]
+        places = {partition: towers.places(atom, partition) for partition in chain}
+        channels = range(self._spaces.sizes[atom])
+        return np.array(sorted(channels, key=lambda c: (*(places[partition][partition[c]] for partition in chain), c)))
 
     def order(self, atoms: tuple[int, ...]) -> Order:
         """Return the order of an axis."""
@@ -165,27 +182,66 @@ class Storage:
 
     def _only_atom(self, tensor: str) -> int | None:
         axis = self._spaces.axes.get(tensor)
-        if axis is None or axis.repeat != 1 or len(axis.atoms) != 1 or axis.atoms[0] in self._spaces.pinned:
-            return None
-        return axis.atoms[0]
+        return axis.atoms[0] if axis is not None and axis.repeat == 1 and len(axis.atoms) == 1 else None
 
-    def _fix(self, tensor: str, order: Order, groups: int, sequence: Order) -> None:
-        atom = self._only_atom(tensor)
-        partition = _partition(order, groups)
-        if atom is None or atom in self._orders or partition not in self._chains.get(atom, []):
-            return
-        place = np.empty(groups, dtype=np.int64)
-        place[sequence] = np.arange(groups)
-        labels = np.empty(len(order), dtype=np.int64)
-        labels[order] = np.repeat(place, len(order) // groups)  # where this Conv's groups are to come
-        channels = np.arange(len(order))
-        keys = [channels]
-        for other in reversed(self._chains[atom]):  # the last key of a lexsort counts most: the coarsest partition
-            members = np.asarray(other)
-            first = np.full(int(members.max()) + 1, len(order) ** 2)
-            np.minimum.at(first, members, labels * len(order) + channels)
-            keys.append(first[members])
-        self._orders[atom] = np.lexsort(keys)
+
+class Towers:
+    """Groups of different atoms that Convs join, as classes with one place in every atom (union-find).
+
+    A node is (atom, partition, group). Two groups of one partition can never be in one class.
+    """
+
+    def __init__(self, chains: Mapping[int, list[Partition]], pinned: Collection[int]) -> None:
+        self._chains = chains
+        self._pinned = pinned
+        self._parent: dict[Node, Node] = {}
+        self._members: dict[Node, list[Node]] = {}
+        for atom, chain in chains.items():
+            for partition in chain:
+                for group in range(max(partition) + 1):
+                    node = atom, partition, group
+                    self._parent[node], self._members[node] = node, [node]
+
+    def join(self, one: tuple[int, Partition], other: tuple[int, Partition], pairs: Sequence[tuple[int, int]]) -> None:
+        """Join the groups that these pairs of channels are in, and the coarser groups around them; nothing on a conflict."""
+        for left in self._chains[one[0]]:
+            right = next((p for p in self._chains[other[0]] if max(p) == max(left)), None)
+            if right is not None and max(left) <= max(one[1]):
+                self._join_all({((one[0], left, left[a]), (other[0], right, right[b])) for a, b in pairs})
+
+    def _join_all(self, pairs: "set[tuple[Node, Node]]") -> None:
+        for a, b in pairs:
+            kinds = {node[:2] for node in self._members[self._find(a)]}
+            if self._find(a) != self._find(b) and any(node[:2] in kinds for node in self._members[self._find(b)]):
+                return
+        for a, b in sorted(pairs):
+            one, two = self._find(a), self._find(b)
+            if one != two:
+                self._parent[two] = one
+                self._members[one] += self._members.pop(two)
+
+    def places(self, atom: int, partition: Partition) -> list[tuple[int, ...]]:
+        """Return a sort key for each group: the same for joined groups, wherever they are."""
+        return [self._place((atom, partition, group)) for group in range(max(partition) + 1)]
+
+    def _place(self, node: "Node") -> tuple[int, ...]:
+        members = self._members[self._find(node)]
+        above = [coarser for member in members if (coarser := self._around(member)) is not None]
+        # Where the groups lie in a pinned atom, or else where they lie in the first of all.
+        own = next((group for atom, _, group in members if atom in self._pinned), min(members)[2])
+        return (*(self._place(min(above)) if above else ()), own)
+
+    def _around(self, node: "Node") -> "Node | None":
+        """Return the next coarser group of the same atom that contains this one."""
+        atom, partition, group = node
+        chain = self._chains[atom]
+        index = chain.index(partition)
+        return (atom, chain[index - 1], chain[index - 1][partition.index(group)]) if index else None
+
+    def _find(self, node: "Node") -> "Node":
+        while self._parent[node] != node:
+            node = self._parent[node]
+        return node
 
 
 def _partition(order: Order, groups: int) -> Partition:

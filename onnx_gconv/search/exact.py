@@ -7,6 +7,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from onnx_gconv.native_output import native_stdout_silenced
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Table, require_feasible
@@ -72,13 +73,14 @@ def _solve(table: Table, budget: Budget, slack: float, seconds: float) -> tuple[
             # Scaled to a right-hand side of 1, where HiGHS's tolerances are meant to be.
             room = max(limit - fixed, 1)
             constraints.append(LinearConstraint(np.array(amounts)[None] / room, -np.inf, 1 - slack))
-    result = milp(
-        np.array([option.cost for option in options]),
-        integrality=np.ones(len(options)),
-        bounds=Bounds(0, 1),
-        constraints=constraints,
-        options={"mip_rel_gap": 0.0, "time_limit": seconds},
-    )
+    with native_stdout_silenced():  # some versions of HiGHS leave debugging lines there
+        result = milp(
+            np.array([option.cost for option in options]),
+            integrality=np.ones(len(options)),
+            bounds=Bounds(0, 1),
+            constraints=constraints,
+            options={"mip_rel_gap": 0.0, "time_limit": seconds},
+        )
     if result.x is None:
         return None
     chosen = np.split(result.x, np.cumsum(sizes)[:-1])

@@ -61,12 +61,13 @@ def require_feasible(table: Table, budget: Budget) -> None:
     if budget.max_flops is not None:
         ranges.append(f"--max-flops from {2 * macs:,} ({share(macs, dense_macs)})")
     still = [f"{params:,} parameters"] if budget.max_params is not None else []
-    still += [f"{macs:,} MACs"] if budget.macs is not None else []
+    still += [f"{macs:,} MACs"] if budget.max_macs is not None else []
+    still += [f"{2 * macs:,} FLOPs"] if budget.max_flops is not None else []
     asked = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in budget.as_dict().items())
     raise BudgetError(
         f"the budget cannot be met: {asked} is asked, but with every layer at its largest number of groups the model "
         f"still has {' and '.join(still)}.",
-        hint=f"feasible: {'; '.join(ranges)} up to 100%; fewer --exclude, or a smaller --min-group-channels, widen it",
+        hint=f"feasible: {'; '.join(ranges)} up to 100%; less --exclude, smaller --min-group-channels, --target generic widen it",
     )
 
 
