@@ -158,7 +158,6 @@ def test_the_smallest_factor_is_a_prime() -> None:
     assert [smallest_factor(n) for n in (2, 3, 4, 9, 15, 35, 49, 97)] == [2, 3, 2, 3, 3, 5, 7, 97]
 
 
-@pytest.mark.xfail(strict=True, raises=(ValueError, IndexError), reason="one group: no coarser grouping, and pairs of type float")
 @pytest.mark.parametrize("name", ["exchange", "best"])
 def test_one_group_holds_every_channel(name: str) -> None:
     if name == "exchange":

@@ -137,7 +137,7 @@ def test_the_report_file_has_exactly_the_agreed_keys() -> None:
     assert set(report["before"]) == set(report["after"]) == COST_KEYS
     assert all(set(layer) == REPORT_LAYER_KEYS for layer in report["layers"])
     assert all(set(conv) == {"name", "reason"} for conv in report["skipped"])
-    assert set(report["gathers"]) == {"naive", "written"}
+    assert set(report["gathers"]) == {"naive", "written", "remaining"}
     assert set(report["verify"]) == VERIFY_KEYS
     assert (report["format"], report["recovery"], report["latency"]) == (1, None, None)
     assert report["seconds"]

@@ -84,7 +84,7 @@ def solve_jointly(
             matrix = importance(layer_weight(constants, layer), request.criterion)
             terms[layer.name] = Term(matrix, out_site, in_site)
     progress(0, 1, "all layers together")
-    levels = solve_coupled(sites.sites, list(terms.values()), seed=request.seed, starts=2 ** (1 + request.solver.effort))
+    levels = solve_coupled(sites.sites, list(terms.values()), seed=request.seed, starts=2 ** (2 + request.solver.effort))
     progress(1, 1, "all layers together")
     groupings: Groupings = {}
     candidates: Candidates = {}

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from onnx_gconv.solve.importance import Matrix
 
+POWER_ITERATIONS = 8
+
 Labels = NDArray[np.int64]  # the group of each channel of a site
 Signs = NDArray[np.float32]  # (channels, starts): +1 and -1 are the two halves
 
@@ -77,7 +79,17 @@ def _halve(
     for number in numbers:
         size = sites[number].channels
         field = np.arange(size, 0, -1.0)[:, None] if sites[number].fixed else rng.standard_normal((size, starts))
-        signs[number] = _upper_halves(np.broadcast_to(field, (size, starts)).astype(np.float32), members[number])
+        signs[number] = np.broadcast_to(field, (size, starts)).astype(np.float32)
+        if sites[number].fixed:
+            signs[number] = _upper_halves(signs[number], members[number])
+    # Real numbers before signs: a few power iterations turn random starts towards what all terms together favour.
+    for _ in range(POWER_ITERATIONS):
+        for number in numbers:
+            if not sites[number].fixed:
+                signs[number] = _centred(_field(number, terms, blocks, signs), members[number])
+    for number in numbers:
+        if not sites[number].fixed:
+            signs[number] = _upper_halves(signs[number], members[number])
     kept = np.full(starts, -np.inf)
     for _ in range(sweeps):
         for number in numbers:
@@ -114,6 +126,13 @@ def _field(number: int, terms: Sequence[Term], blocks: Sequence[NDArray[np.float
         if term.in_site == number:
             field += block.T @ signs[term.out_site]
     return field
+
+
+def _centred(field: Signs, members: NDArray[np.int64]) -> Signs:
+    """Return the field with zero mean in each group, scaled to the length of a vector of signs."""
+    result = np.empty_like(field)
+    result[members] = field[members] - field[members].mean(axis=1, keepdims=True)
+    return np.asarray(result * np.sqrt(len(field)) / np.maximum(np.linalg.norm(result, axis=0), 1e-30))
 
 
 def _upper_halves(field: Signs, members: NDArray[np.int64]) -> Signs:

@@ -34,7 +34,7 @@ def tournament(groups: int) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]]
     rounds = []
     for _ in range(players - 1):
         pairs = [(a, b) for a, b in zip(ring[: players // 2], ring[: players // 2 - 1 : -1], strict=True) if max(a, b) < groups]
-        rounds.append((np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])))
+        rounds.append((np.array([a for a, _ in pairs], dtype=np.int64), np.array([b for _, b in pairs], dtype=np.int64)))
         ring = [ring[0], ring[-1], *ring[1:-1]]
     return tuple(rounds)
 

@@ -1,0 +1,45 @@
+"""What shared partitions cost: share of the importance kept at G=2 and 4 with --gathers free, shared and none.
+
+python benchmarks/gathers.py [MODEL ...]      (default: the CIFAR-10 ResNets of ../shared/zoo)
+"""
+
+import argparse
+from pathlib import Path
+
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.file import load
+from onnx_gconv.model.network import layer_weight, read
+from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.planning.planner import make_plan
+from onnx_gconv.planning.request import Request
+from onnx_gconv.rewrite.group import placement_of
+from onnx_gconv.runtime import observe_shapes
+from onnx_gconv.solve.importance import importance
+
+ZOO = Path(__file__).resolve().parent.parent.parent / "shared" / "zoo"
+MODELS = [ZOO / f"cifar10_resnet{depth}_{kind}.onnx" for depth in (20, 56) for kind in ("bn", "folded")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", type=Path, default=MODELS)
+    print("| model | G | free: kept, Gathers | shared | none |\n|---|---|---|---|---|")
+    for path in parser.parse_args().models:
+        model = load(path)
+        network = read(model, input_shapes(model, {}), observe=observe_shapes)
+        constants = Constants(model)
+        weights = {layer.name: importance(layer_weight(constants, layer), "l2").sum() for layer in network.layers}
+        for groups in (2, 4):
+            cells = []
+            for gathers in ("free", "shared", "none"):
+                request = Request(groups=groups, gathers=gathers)
+                plan = make_plan(model, network, request, sha256="", progress=lambda *_: None).plan
+                kept = sum(layer.kept * weights[layer.name] for layer in plan.layers) / sum(
+                    weights[layer.name] for layer in plan.layers
+                )
+                cells.append(f"{kept:.4f}, {len(placement_of(model, plan, shapes=network.shapes).gathers)}")
+            print(f"| {path.stem} | {groups} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
