@@ -3,6 +3,7 @@
     python models/export_architectures.py -o /tmp/arch && python benchmarks/latency.py /tmp/arch [--seconds 8]
 
 Models take turns in one process, thread CPU time, medians, all optimisations on; figures are time divided by dense time.
+Set OPENBLAS_NUM_THREADS=1, as the command line does for itself.
 """
 
 import argparse

@@ -27,6 +27,10 @@ or look at many budgets first:
 
   onnx-gconv explore  model.onnx -o sweep --points 12
 """
+# NumPy's BLAS reads this when it is first imported, which is after this. Our matrices are small, and its threads, waiting for
+# a core that somebody else uses, made a solve fifteen times slower. One thread also adds up in one order, always.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 COMMANDS = (inspect, compress, plan, mask, apply, verify, explore)
 
 

@@ -84,7 +84,9 @@ def solve_jointly(
             matrix = importance(layer_weight(constants, layer), request.criterion)
             terms[layer.name] = Term(matrix, out_site, in_site)
     progress(0, 1, "all layers together")
-    levels = solve_coupled(sites.sites, list(terms.values()), seed=request.seed, starts=2 ** (2 + request.solver.effort))
+    most = request.groups or max((max(allowed[name]) for name in terms), default=1)
+    starts = 2 ** (2 + request.solver.effort)
+    levels = solve_coupled(sites.sites, list(terms.values()), most_groups=most, seed=request.seed, starts=starts)
     progress(1, 1, "all layers together")
     groupings: Groupings = {}
     candidates: Candidates = {}

@@ -15,6 +15,7 @@ from onnx_gconv.solve.importance import Matrix
 POWER_ITERATIONS = 8
 
 Labels = NDArray[np.int64]  # the group of each channel of a site
+Blocks = NDArray[np.float32]  # (groups, outputs, inputs)
 Signs = NDArray[np.float32]  # (channels, starts): +1 and -1 are the two halves
 
 
@@ -43,8 +44,10 @@ class Level:
     labels: dict[int, Labels]
 
 
-def solve_coupled(sites: Sequence[Site], terms: Sequence[Term], *, seed: int, starts: int = 8, sweeps: int = 30) -> list[Level]:
-    """Return the levels 1, 2, 4, ... as far as any term can use them."""
+def solve_coupled(
+    sites: Sequence[Site], terms: Sequence[Term], *, most_groups: int, seed: int, starts: int = 8, sweeps: int = 30
+) -> list[Level]:
+    """Return the levels 1, 2, 4, ... up to `most_groups`, as far as any term can use them."""
     rng = np.random.default_rng(seed)
     levels = [Level(1, {number: np.zeros(site.channels, dtype=np.int64) for number, site in enumerate(sites)})]
     while True:
@@ -53,7 +56,7 @@ def solve_coupled(sites: Sequence[Site], terms: Sequence[Term], *, seed: int, st
         open_sites = {number for number in coarse.labels if sites[number].channels % groups == 0}
         useful = [term for term in terms if {term.out_site, term.in_site} <= open_sites]
         open_sites &= {number for term in useful for number in (term.out_site, term.in_site)}
-        if not useful:
+        if not useful or groups > most_groups:
             return levels
         halves = _halve(sites, useful, coarse, sorted(open_sites), rng, starts, sweeps)
         levels.append(Level(groups, {number: 2 * coarse.labels[number] + half for number, half in halves.items()}))
@@ -73,8 +76,8 @@ def _halve(
     Within a group, a term keeps (sum + x' M y) / 2 with x and y the signs of its outputs and inputs. With all other sites
     fixed, the best signs of one site are the upper half of its field, group by group; site after site, until nothing moves.
     """
-    blocks = [_within_groups(term, coarse) for term in terms]
     members = {number: _members(coarse.labels[number], coarse.groups) for number in numbers}
+    blocks = [_within_groups(term, members) for term in terms]
     signs: dict[int, Signs] = {}
     for number in numbers:
         size = sites[number].channels
@@ -86,7 +89,7 @@ def _halve(
     for _ in range(POWER_ITERATIONS):
         for number in numbers:
             if not sites[number].fixed:
-                signs[number] = _centred(_field(number, terms, blocks, signs), members[number])
+                signs[number] = _centred(_field(number, terms, blocks, signs, members), members[number])
     for number in numbers:
         if not sites[number].fixed:
             signs[number] = _upper_halves(signs[number], members[number])
@@ -94,11 +97,11 @@ def _halve(
     for _ in range(sweeps):
         for number in numbers:
             if not sites[number].fixed:
-                signs[number] = _upper_halves(_field(number, terms, blocks, signs), members[number])
-        now = sum(
-            np.einsum("os,os->s", signs[term.out_site], block @ signs[term.in_site], dtype=np.float64)
-            for term, block in zip(terms, blocks, strict=True)
-        )
+                signs[number] = _upper_halves(_field(number, terms, blocks, signs, members), members[number])
+        now = np.zeros(starts)
+        for term, block in zip(terms, blocks, strict=True):
+            taken = block @ signs[term.in_site][members[term.in_site]]
+            now += (signs[term.out_site][members[term.out_site]] * taken).sum(axis=(0, 1), dtype=np.float64)
         if (now <= kept + 1e-6 * np.abs(now)).all():
             break
         kept = np.maximum(now, kept)
@@ -106,25 +109,32 @@ def _halve(
     return {number: (signs[number][:, best] < 0).astype(np.int64) for number in numbers}
 
 
-def _within_groups(term: Term, level: Level) -> NDArray[np.float32]:
-    same = level.labels[term.out_site][:, None] == level.labels[term.in_site][None, :]
+def _within_groups(term: Term, members: dict[int, NDArray[np.int64]]) -> Blocks:
+    """Return a term's importance inside each group: (groups, outputs, inputs)."""
     # Every term counts alike, as in the sum of kept shares, however large its weights are.
     scale = max(float(term.matrix.sum()), 1e-30)
-    return np.where(same, term.matrix / scale, 0).astype(np.float32)
+    outs, ins = members[term.out_site], members[term.in_site]
+    return (term.matrix[outs[:, :, None], ins[:, None, :]] / scale).astype(np.float32)
 
 
 def _members(labels: Labels, groups: int) -> NDArray[np.int64]:
     return np.argsort(labels, kind="stable").reshape(groups, -1)
 
 
-def _field(number: int, terms: Sequence[Term], blocks: Sequence[NDArray[np.float32]], signs: dict[int, Signs]) -> Signs:
+def _field(
+    number: int,
+    terms: Sequence[Term],
+    blocks: Sequence[Blocks],
+    signs: dict[int, Signs],
+    members: dict[int, NDArray[np.int64]],
+) -> Signs:
     """Return what each channel of a site gains by being in the first half, from all terms it is in."""
     field = np.zeros_like(signs[number])
     for term, block in zip(terms, blocks, strict=True):
         if term.out_site == number:
-            field += block @ signs[term.in_site]
+            field[members[number]] += block @ signs[term.in_site][members[term.in_site]]
         if term.in_site == number:
-            field += block.T @ signs[term.out_site]
+            field[members[number]] += block.transpose(0, 2, 1) @ signs[term.out_site][members[term.out_site]]
     return field
 
 
