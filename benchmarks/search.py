@@ -1,6 +1,6 @@
 """The exact search under budgets: against brute force, with proof, within the budget, and the whole command on a large model.
 
-    OPENBLAS_NUM_THREADS=1 python benchmarks/search.py [SECTION ...] [--budgets 1000] [--cases 500]
+    OPENBLAS_NUM_THREADS=1 python benchmarks/search.py [SECTION ...] [--budgets 1000] [--cases 500] [--models resnet164]
 
 Needs the architectures (`python models/export_architectures.py resnet50 resnet164 densenet86 resnet101 -o /tmp/arch`).
 """
@@ -105,7 +105,7 @@ def small(args: argparse.Namespace) -> None:
 
 def proof(args: argparse.Namespace) -> None:
     header("model", "layers", "options", "budget", "cost", "gap", "seconds", "used", "paper's local search")
-    for name, kind, share in itertools.product(MODELS, KINDS, (0.7, 0.5, 0.3)):
+    for name, kind, share in itertools.product(args.models, KINDS, (0.7, 0.5, 0.3)):
         table = table_of(args.arch / f"{name}.onnx")
         budget = budget_at(table, kind, (share, share))
         cost, gap, of_budget, _, seconds = searched(budget, table=table)
@@ -135,7 +135,7 @@ def budgets(args: argparse.Namespace) -> None:
     rng = np.random.default_rng(0)
     each = -(-args.budgets // (len(MODELS) * len(KINDS)))
     with ProcessPoolExecutor() as pool:
-        for name, kind in itertools.product(MODELS, KINDS):
+        for name, kind in itertools.product(args.models, KINDS):
             table = table_of(args.arch / f"{name}.onnx")
             asked = [budget_at(table, kind, (float(a), float(b))) for a, b in rng.random((each, 2))]
             found = list(pool.map(partial(searched, table=table), asked, chunksize=4))
@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", choices=SECTIONS, help="what to measure (default: all)", metavar="SECTION")
     parser.add_argument("--budgets", type=int, default=1000, help="random budgets, over all models and kinds")
     parser.add_argument("--cases", type=int, default=500, help="small tables to solve by brute force")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="for the sections proof and budgets")
     parser.add_argument("--arch", type=Path, default=Path("/tmp/arch"))
     args = parser.parse_args()
     for name in args.sections or SECTIONS:

@@ -34,6 +34,8 @@ EFFORTS = (
     Effort(2**20, 2**19, 16, 2**24, steps=50, rounds=1000, escapes=32),
 )
 MOST_STARTS = 64
+# From here on so few exact steps are affordable that the paper's sort, which is cheap by comparison, can be ahead.
+HUGE_ENTRIES = 2**22
 # Random starts need pairwise exchange to get anywhere; with more groups a split of a good coarser grouping is better.
 MOST_GROUPS_AT_RANDOM = 8
 # Below this, refining to the end costs nothing worth saving.
@@ -65,7 +67,7 @@ class BestSolver:
         if random and groups <= MOST_GROUPS_AT_RANDOM:
             starts.append(self._best_of(random_pair(rng, random, self._matrix.shape, groups)))
         best = max((self._refine(start) for start in starts), key=lambda found: found[1])
-        if self._matrix.size <= self._effort.paper_entries:
+        if self._matrix.size <= self._effort.paper_entries or (self._effort.paper_entries and self._matrix.size >= HUGE_ENTRIES):
             best = self._or_paper(best, groups)
         for _ in range(self._effort.escapes):
             best = self._escape(best, rng)
