@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.shapes import Shape
 
@@ -69,9 +70,5 @@ def _macs(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
         return None
     if node.op_type == "ConvTranspose":
         return math.prod(data) * math.prod(weight[1:]) if weight else None
-    inner = data[0] if node.op_type == "Gemm" and _attribute(node, "transA") else data[-1]
+    inner = data[0] if node.op_type == "Gemm" and integer(node, "transA", 0) else data[-1]
     return math.prod(result) * inner
-
-
-def _attribute(node: onnx.NodeProto, name: str) -> int:
-    return next((attribute.i for attribute in node.attribute if attribute.name == name), 0)

@@ -9,6 +9,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
+from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs
 from onnx_gconv.model.count import Count, count
 from onnx_gconv.model.shapes import Shape, infer
@@ -162,7 +163,7 @@ def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, i
         return skip(f"its weight has type {weight.dtype.name}")
     if weight.ndim < 3:
         return skip(f"its weight has only {weight.ndim} axes")
-    groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+    groups = integer(node, "group", 1)
     layer = Layer(
         name=name,
         label=label,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from onnx_gconv.model.attributes import axes, integer, pads, slices
 from onnx_gconv.model.axes import Atoms, Axis
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs, outer_reads
 from onnx_gconv.model.shapes import Shape
@@ -221,7 +222,7 @@ class _Walk:
         source = self.axes.get(node.input[0])
         if weight is None or len(weight) < 3 or source is None or source.repeat != 1 or not self._is_plain(node):
             return False
-        groups = _integer(node, "group", 1)
+        groups = integer(node, "group", 1)
         outs, ins = weight[0], weight[1] * groups
         if (self._channels(node.input[0]), self._channels(node.output[0])) != (ins, outs):
             return False
@@ -264,7 +265,7 @@ class _Walk:
             self.ties.append(Tie(node.output[0], 2, 0, node.output[0]))
 
     def _conv_transpose(self, node: onnx.NodeProto) -> bool:
-        if _integer(node, "group", 1) != 1 or self._axis_repeat(node.input[0]) != 1 or node.input[0] not in self.axes:
+        if integer(node, "group", 1) != 1 or self._axis_repeat(node.input[0]) != 1 or node.input[0] not in self.axes:
             return False
         weight = self._shape(node.input[1])
         if weight is None or len(weight) < 3 or weight[:2] != (self._channels(node.input[0]), self._channels(node.output[0])):
@@ -277,13 +278,13 @@ class _Walk:
 
     def _gemm(self, node: onnx.NodeProto) -> bool:
         bias = self._shape(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        if _integer(node, "transA", 0) or node.input[0] not in self.axes or not self._is_plain(node):
+        if integer(node, "transA", 0) or node.input[0] not in self.axes or not self._is_plain(node):
             return False
         if bias is not None and len(bias) != 1 and bias != (1, self._shapes.get(node.output[0], (0, 0))[1]):
             return False
         if not self.fresh(node.output[0]):
             return False
-        transposed = _integer(node, "transB", 0)
+        transposed = integer(node, "transB", 0)
         self.ties.append(Tie(node.output[0], 1, 1 if transposed else 0, node.input[0]))
         self.ties.append(Tie(node.output[0], 1, 0 if transposed else 1, node.output[0]))
         if bias is not None and bias[-1] != 1:
@@ -306,7 +307,7 @@ class _Walk:
         if data is None or result is None or axis is None or axis.repeat != 1 or len(result) != 2:
             return False
         pixels = int(np.prod(data[2:]))
-        if result != (data[0], data[1] * pixels) or (node.op_type == "Flatten" and _integer(node, "axis", 1) != 1):
+        if result != (data[0], data[1] * pixels) or (node.op_type == "Flatten" and integer(node, "axis", 1) != 1):
             return False
         self.axes[node.output[0]] = Axis(axis.atoms, pixels)
         return True
@@ -316,32 +317,23 @@ class _Walk:
         data, result = self._shapes.get(node.input[0]), self._shapes.get(node.output[0])
         if data is None or result is None or min(len(data), len(result)) < 2 or data[:2] != result[:2]:
             return False
-        axes = self._axes(node)
-        if axes is None or any(axis % max(len(data), len(result)) < 2 for axis in axes):
+        squeezed = axes(node, self._constants)
+        if squeezed is None or any(axis % max(len(data), len(result)) < 2 for axis in squeezed):
             return False
         return self._axis_repeat(node.input[0]) == 1 and self._same(node.input[0], node.output[0])
 
     def _reduce(self, node: onnx.NodeProto) -> bool:
         data = self._shapes.get(node.input[0])
-        axes = self._axes(node)
-        if data is None or axes is None or any(axis % len(data) < 2 for axis in axes):
+        reduced = axes(node, self._constants)
+        if data is None or reduced is None or any(axis % len(data) < 2 for axis in reduced):
             return False
         return self._axis_repeat(node.input[0]) == 1 and self._same(node.input[0], node.output[0])
-
-    def _axes(self, node: onnx.NodeProto) -> list[int] | None:
-        """Return the axes attribute or input; None if there is none or it is not constant."""
-        for attribute in node.attribute:
-            if attribute.name == "axes":
-                return list(attribute.ints)
-        if len(node.input) > 1 and node.input[1] and self._constants.is_constant(node.input[1]):
-            return [int(axis) for axis in self._constants.value(node.input[1]).reshape(-1)]
-        return None
 
     def _concat(self, node: onnx.NodeProto) -> bool:
         shape = self._shapes.get(node.output[0])
         if shape is None or len(shape) < 2:
             return False
-        axis = _integer(node, "axis", 1) % len(shape)
+        axis = integer(node, "axis", 1) % len(shape)
         parts = [self.axes.get(name) for name in node.input]
         if any(part is None or part.repeat != 1 for part in parts) or axis == 0:
             return False
@@ -361,7 +353,7 @@ class _Walk:
         source, data = self.axes.get(node.input[0]), self._shapes.get(node.input[0])
         if source is None or data is None or source.repeat != 1 or any(name not in self._shapes for name in node.output):
             return False
-        axis = _integer(node, "axis", 0) % len(data)
+        axis = integer(node, "axis", 0) % len(data)
         if axis != 1:
             return axis > 1 and all(self._same(node.input[0], name) for name in node.output)
         rest = source.atoms
@@ -372,7 +364,7 @@ class _Walk:
 
     def _slice(self, node: onnx.NodeProto) -> bool:
         source, data = self.axes.get(node.input[0]), self._shapes.get(node.input[0])
-        ranges = self._slices(node, len(data) if data else 0)
+        ranges = slices(node, self._constants, len(data) if data else 0)
         if source is None or data is None or ranges is None or source.repeat != 1 or 0 in ranges:
             return False
         start, end, step = ranges.get(1, (0, data[1], 1))
@@ -384,34 +376,15 @@ class _Walk:
         self.axes[node.output[0]] = Axis(part)
         return True
 
-    def _slices(self, node: onnx.NodeProto, rank: int) -> dict[int, tuple[int, int, int]] | None:
-        """Return start, end and step by axis; None if one is not constant."""
-        if not rank:
-            return None
-        lists: list[list[int]] = []
-        if len(node.input) == 1:  # before opset 10: attributes
-            found = {attribute.name: list(attribute.ints) for attribute in node.attribute}
-            starts, ends = found.get("starts", []), found.get("ends", [])
-            lists = [starts, ends, found.get("axes", list(range(len(starts)))), [1] * len(starts)]
-        else:
-            names = [*node.input[1:], "", ""][:4]
-            for slot, name in enumerate(names):
-                if name and not self._constants.is_constant(name):
-                    return None
-                count = len(lists[0]) if lists else 0
-                default = list(range(count)) if slot == 2 else [1] * count
-                lists.append([int(v) for v in self._constants.value(name).reshape(-1)] if name else default)
-        return {axis % rank: (start, end, step) for start, end, axis, step in zip(*lists, strict=True)}
-
     def _pad(self, node: onnx.NodeProto) -> bool:
         """Pixels may be padded in any way; channels only with a constant, which is the same in any order."""
         source, data = self.axes.get(node.input[0]), self._shapes.get(node.input[0])
-        pads = self._pads(node)
-        if source is None or data is None or pads is None or source.repeat != 1 or len(pads) != 2 * len(data):
+        padded = pads(node, self._constants)
+        if source is None or data is None or padded is None or source.repeat != 1 or len(padded) != 2 * len(data):
             return False
-        before, after = pads[1], pads[1 + len(data)]
+        before, after = padded[1], padded[1 + len(data)]
         mode = next((attribute.s for attribute in node.attribute if attribute.name == "mode"), b"constant")
-        if pads[0] or pads[len(data)] or before < 0 or after < 0 or ((before or after) and mode != b"constant"):
+        if padded[0] or padded[len(data)] or before < 0 or after < 0 or ((before or after) and mode != b"constant"):
             return False
         if self._channels(node.output[0]) != before + data[1] + after:
             return False
@@ -420,18 +393,6 @@ class _Walk:
         # A shortcut that widens a residual stream: one Gather here sets all of the wider stream free.
         self.junctions.append(Junction(node.output[0], node.input[0], before, after))
         return self.fresh(node.output[0])
-
-    def _pads(self, node: onnx.NodeProto) -> list[int] | None:
-        for attribute in node.attribute:
-            if attribute.name in ("pads", "paddings"):
-                return list(attribute.ints)
-        if len(node.input) < 2 or not self._constants.is_constant(node.input[1]) or (len(node.input) > 3 and node.input[3]):
-            return None
-        return [int(pad) for pad in self._constants.value(node.input[1]).reshape(-1)]
-
-
-def _integer(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
 def consumers(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:

@@ -8,6 +8,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
+from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, Tie, find_spaces
@@ -70,7 +71,7 @@ def _block_convs(model: onnx.ModelProto, spaces: Spaces, fitted: Sequence[Fitted
             item = planned[name]
             result.append(BlockConv(name, item.layer.label, node.input[0], item.groups, item.in_order, item.out_order))
         elif name in spaces.blocked:
-            groups = next(attribute.i for attribute in node.attribute if attribute.name == "group")
+            groups = integer(node, "group", 1)
             ins, outs = (sum(spaces.sizes[atom] for atom in spaces.axes[tensor].atoms) for tensor in (node.input[0], name))
             result.append(BlockConv(name, node.name or name, node.input[0], groups, np.arange(ins), np.arange(outs)))
     return result
