@@ -20,6 +20,7 @@ Result = object  # an array, or a list or dict of them for sequences and maps
 # Tried in this order for dynamic axes: small first, larger ones for models that pool many times.
 SMALL_SIZES = (64, 32, 128, 224, 256, 320, 512, 640)
 TENSORS_A_RUN = 64  # inner tensors fetched at once, to bound memory
+LARGEST_IN_MEMORY_BYTES = 2**25
 QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
 
 
@@ -32,11 +33,13 @@ def session(model: onnx.ModelProto, *, threads: int = 0) -> ort.InferenceSession
     options.intra_op_num_threads = threads
     options.log_severity_level = QUIET
     try:
-        if data_bytes(model) <= LARGEST_MESSAGE_BYTES:
+        size = data_bytes(model)
+        if size <= LARGEST_IN_MEMORY_BYTES:
             return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        # By way of a file: one copy less in memory while the session is made, and the only way above 2 GiB.
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            save(model, path, external_data=True)
+            save(model, path, external_data=size > LARGEST_MESSAGE_BYTES)
             return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
         raise ModelError(

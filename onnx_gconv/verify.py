@@ -1,7 +1,7 @@
 """Whether two models are the same function: run both on seeded inputs and compare."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from onnx_gconv.errors import VerifyError
 from onnx_gconv.model.shapes import Shape, free_inputs
-from onnx_gconv.runtime import Result, feed_batches, run, session, with_outputs
+from onnx_gconv.model.shell import shell
+from onnx_gconv.runtime import Feeds, Result, feed_batches, run, session, with_outputs
 
 Order = NDArray[np.int64]
+Source = onnx.ModelProto | Callable[[], onnx.ModelProto]  # a model, or how to make it when its turn comes
 # Masked and grouped are one sum in two orders, so they differ by rounding only: 5e-7 of the largest value was the worst
 # on single fp32 layers, up to some 1e-5 through a hundred of them, and a wrong order gives more than 0.1.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
@@ -126,9 +128,27 @@ def default_tolerance(model: onnx.ModelProto) -> float:
     return max((TOLERANCE[kinds[name]] for name in names if name in kinds), default=TOLERANCE["float32"])
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """On which inputs models are compared."""
+
+    seed: int
+    samples: int
+    shapes: Mapping[str, Shape]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one model gave, and on which inputs; of the model itself only the structure is kept."""
+
+    structure: onnx.ModelProto
+    feeds: list[Feeds]
+    results: list[dict[str, Result]]
+
+
 def verify(
-    first: onnx.ModelProto,
-    second: onnx.ModelProto,
+    first: Source,
+    second: Source,
     *,
     tolerance: float,
     seed: int,
@@ -139,19 +159,17 @@ def verify(
     """Return how far the second model is from the first over all outputs.
 
     `inner` names tensors that both models compute, with the order in which the second has their channels (None: the same).
-    They are compared instead of outputs that cannot tell: labels and
-    indices, which flip on a tie, and outputs that are all zero or NaN on these inputs; and beside outputs that agree to
-    the last bit, as a saturated softmax does whatever came before it.
+    They are compared instead of outputs that cannot tell: labels and indices, which flip on a tie, and outputs that are all
+    zero or NaN on these inputs; and beside outputs that agree to the last bit, as a saturated softmax does whatever came
+    before it.
     """
-    _require_same_interface(first, second)
-    result = _run_both(first, second, tolerance=tolerance, seed=seed, samples=samples, shapes=shapes or {})
+    how = Sampling(seed, samples, shapes or {})
+    result = Verification(samples, tolerance, _differences(first, second, how))
     undecided = [name for name, d in result.outputs.items() if d.inconclusive or d.max_rel == float("inf")]
     if inner and (undecided or result.max_abs_error == 0):
         outputs = {name: d for name, d in result.outputs.items() if name not in undecided}
         for names in batched(inner, LAYERS_A_RUN):
-            pair = with_outputs(first, names), with_outputs(second, names)
-            orders = {name: inner[name] for name in names}
-            outputs |= _run_both(*pair, tolerance=tolerance, seed=seed, samples=samples, shapes=shapes or {}, orders=orders).outputs
+            outputs |= _differences(first, second, how, {name: inner[name] for name in names})
         result = Verification(samples, tolerance, outputs)
     telling = [d for d in result.outputs.values() if not d.inconclusive]
     if not telling:
@@ -163,25 +181,36 @@ def verify(
     return result
 
 
-def _run_both(
-    first: onnx.ModelProto,
-    second: onnx.ModelProto,
-    *,
-    tolerance: float,
-    seed: int,
-    samples: int,
-    shapes: Mapping[str, Shape],
-    orders: Mapping[str, Order | None] | None = None,
-) -> Verification:
-    sessions = session(first), session(second)
+def _differences(
+    first: Source, second: Source, how: Sampling, inner: Mapping[str, Order | None] | None = None
+) -> dict[str, Difference]:
+    """Return the worst difference of each output, or of each inner tensor. One model after the other: memory is dear."""
+    names = None if inner is None else list(inner)
+    one = _watch(first, names, how)
+    two = _watch(second, names, how, like=one)
     seen: dict[str, list[Difference]] = {}
-    for feeds in feed_batches(first, sessions[0], given=shapes, seed=seed, samples=samples):
-        one, two = (run(active, feeds) for active in sessions)
-        for name in one:
-            order = (orders or {}).get(name)
-            expected = one[name] if order is None else np.take(np.asarray(one[name]), order, axis=1)
-            seen.setdefault(name, []).append(compare(expected, two[name]))
-    return Verification(samples, tolerance, {name: worst(differences) for name, differences in seen.items()})
+    for expected, found in zip(one.results, two.results, strict=True):
+        for name in expected:
+            order = None if inner is None else inner[name]
+            value = expected[name] if order is None else np.take(np.asarray(expected[name]), order, axis=1)
+            seen.setdefault(name, []).append(compare(value, found[name]))
+    return {name: worst(differences) for name, differences in seen.items()}
+
+
+def _watch(source: Source, names: Sequence[str] | None, how: Sampling, *, like: Seen | None = None) -> Seen:
+    """Return what a model gives on seeded inputs, or on the very inputs of another one."""
+    model = source() if callable(source) else source
+    if names is not None:
+        model = with_outputs(model, names)
+    structure = shell(model)
+    if like is not None:
+        _require_same_interface(like.structure, structure)
+    active = session(model)
+    del model  # the session has its own copy
+    feeds = (
+        list(feed_batches(structure, active, given=how.shapes, seed=how.seed, samples=how.samples)) if like is None else like.feeds
+    )
+    return Seen(structure, feeds, [run(active, batch) for batch in feeds])
 
 
 def batched(names: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """Both forms of one plan on one model; `verification` is None only where --no-verify was asked for."""
+    """A plan carried out on a model; `verification` is None only where --no-verify was asked for."""
 
-    masked: "onnx.ModelProto"
     grouped: "onnx.ModelProto"
     verification: "Verification | None"
     convs: int  # how many were grouped
@@ -31,18 +30,14 @@ class Rewritten:
 
 
 def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story, shapes: "Mapping[str, Shape]") -> Rewritten:
-    """Return the masked and the grouped model, after ONNX's checker and a run of both have found them right."""
+    """Return the grouped model, after ONNX's checker, and a run of it and of the masked one, have found it right."""
     from onnx_gconv.model.check import check
     from onnx_gconv.model.constants import Constants
     from onnx_gconv.rewrite.fit import fit
     from onnx_gconv.rewrite.group import carry_out, placement_of
-    from onnx_gconv.rewrite.mask import mask
 
     placement = placement_of(source.model, plan, shapes=shapes)
-    masked, grouped = (
-        mask(source.model, plan),
-        carry_out(source.model, plan, placement, lowering=getattr(args, "lowering", "group")),
-    )
+    grouped = carry_out(source.model, plan, placement, lowering=getattr(args, "lowering", "group"))
     convs = len(fit(source.model, plan, Constants(source.model)))
     gathers = 2 * convs, _count(grouped, "Gather") - _count(source.model, "Gather")
     reasons = tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.gathers)
@@ -53,13 +48,13 @@ def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story
         story.detail(f"note: {remark}")
     if args.no_verify:
         story.warn("not verified: --no-verify was given")
-        return Rewritten(masked, grouped, None, convs, gathers, reasons)
+        return Rewritten(grouped, None, convs, gathers, reasons)
     try:
         inner = {layer.name: placement.read.get(layer.name) for layer in plan.layers}
-        verification = _verify(source, masked, grouped, args.seed, inner)
+        verification = _verify(source, plan, grouped, args.seed, inner)
     except (ModelError, VerifyError) as error:
         raise type(error)(str(error), hint=f"{error.hint}; --no-verify writes without the check") from error
-    return Rewritten(masked, grouped, verification, convs, gathers, reasons)
+    return Rewritten(grouped, verification, convs, gathers, reasons)
 
 
 def _count(model: "onnx.ModelProto", kind: str) -> int:
@@ -67,12 +62,13 @@ def _count(model: "onnx.ModelProto", kind: str) -> int:
 
 
 def _verify(
-    source: Source, masked: "onnx.ModelProto", grouped: "onnx.ModelProto", seed: int, inner: "dict[str, Order | None]"
+    source: Source, plan: "Plan", grouped: "onnx.ModelProto", seed: int, inner: "dict[str, Order | None]"
 ) -> "Verification":
+    from onnx_gconv.rewrite.mask import mask
     from onnx_gconv.verify import default_tolerance, verify
 
     verification = verify(
-        masked,
+        lambda: mask(source.model, plan),
         grouped,
         tolerance=default_tolerance(source.model),
         seed=seed,
