@@ -1,7 +1,7 @@
 """ONNX Runtime: sessions, and seeded inputs to feed them."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
-from onnx_gconv.model.file import LARGEST_MESSAGE_BYTES, data_bytes, save
+from onnx_gconv.model.file import data_bytes, save
 from onnx_gconv.model.shapes import Shape, free_inputs, input_shapes
 
 Feeds = dict[str, NDArray[np.generic]]
@@ -29,18 +29,36 @@ def session(model: onnx.ModelProto, *, threads: int = 0) -> ort.InferenceSession
 
     With 0 threads ONNX Runtime takes as many as there are cores.
     """
+    return session_once(lambda: model, threads=threads)
+
+
+def session_once(make: Callable[[], onnx.ModelProto], *, threads: int = 0) -> ort.InferenceSession:
+    """Return a session of a model that is made for it and, if large, gone before ONNX Runtime copies the weights.
+
+    A large model goes by way of files, which ONNX Runtime maps; above 2 GiB that is the only way.
+    """
+    model = make()
+    if data_bytes(model) <= LARGEST_IN_MEMORY_BYTES:
+        return _session(model.SerializeToString(), threads)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            save(model, path, external_data=True)
+            del model
+            return _session(str(path), threads)
+    except OSError as error:
+        raise ModelError(
+            f"a temporary copy of the model cannot be written: {error.strerror or error}.",
+            hint="free some space in the temporary folder, or set TMPDIR to another one",
+        ) from error
+
+
+def _session(source: str | bytes, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = QUIET
     try:
-        size = data_bytes(model)
-        if size <= LARGEST_IN_MEMORY_BYTES:
-            return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        # By way of a file: one copy less in memory while the session is made, and the only way above 2 GiB.
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            save(model, path, external_data=size > LARGEST_MESSAGE_BYTES)
-            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception
         raise ModelError(
             f"ONNX Runtime {ort.__version__} cannot load the model: {_first_line(error)}",

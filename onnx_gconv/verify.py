@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx_gconv.errors import VerifyError
 from onnx_gconv.model.shapes import Shape, free_inputs
 from onnx_gconv.model.shell import shell
-from onnx_gconv.runtime import Feeds, Result, feed_batches, run, session, with_outputs
+from onnx_gconv.runtime import Feeds, Result, feed_batches, run, session_once, with_outputs
 
 Order = NDArray[np.int64]
 Source = onnx.ModelProto | Callable[[], onnx.ModelProto]  # a model, or how to make it when its turn comes
@@ -199,17 +199,22 @@ def _differences(
 
 def _watch(source: Source, names: Sequence[str] | None, how: Sampling, *, like: Seen | None = None) -> Seen:
     """Return what a model gives on seeded inputs, or on the very inputs of another one."""
-    model = source() if callable(source) else source
-    if names is not None:
-        model = with_outputs(model, names)
-    structure = shell(model)
+    structures: list[onnx.ModelProto] = []
+
+    def make() -> onnx.ModelProto:
+        model = source() if callable(source) else source
+        model = model if names is None else with_outputs(model, names)
+        structures.append(shell(model))
+        if like is not None:
+            _require_same_interface(like.structure, structures[0])
+        return model
+
+    active = session_once(make)
+    (structure,) = structures
     if like is not None:
-        _require_same_interface(like.structure, structure)
-    active = session(model)
-    del model  # the session has its own copy
-    feeds = (
-        list(feed_batches(structure, active, given=how.shapes, seed=how.seed, samples=how.samples)) if like is None else like.feeds
-    )
+        feeds = like.feeds
+    else:
+        feeds = list(feed_batches(structure, active, given=how.shapes, seed=how.seed, samples=how.samples))
     return Seen(structure, feeds, [run(active, batch) for batch in feeds])
 
 
