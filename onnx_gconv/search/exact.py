@@ -1,6 +1,7 @@
 """The exact search: a multiple-choice knapsack, solved by HiGHS with proof."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,13 +67,11 @@ def _solve(table: Table, budget: Budget, slack: float, seconds: float) -> tuple[
     pick_one = csr_array((np.ones(len(options)), (row_of, np.arange(len(options)))), shape=(len(sizes), len(options)))
     constraints = [LinearConstraint(pick_one, 1, 1)]
     for limit, fixed, amounts in (
-        (budget.max_params, table.fixed_params, [option.params for option in options]),
-        (budget.macs, table.fixed_macs, [option.macs for option in options]),
+        (budget.max_params, table.fixed_params, [[option.params for option in row.options] for row in table.rows]),
+        (budget.macs, table.fixed_macs, [[option.macs for option in row.options] for row in table.rows]),
     ):
         if limit is not None:
-            # Scaled to a right-hand side of 1, where HiGHS's tolerances are meant to be.
-            room = max(limit - fixed, 1)
-            constraints.append(LinearConstraint(np.array(amounts)[None] / room, -np.inf, 1 - slack))
+            constraints.append(_within(amounts, limit - fixed, slack))
     with native_stdout_silenced():  # some versions of HiGHS leave debugging lines there
         result = milp(
             np.array([option.cost for option in options]),
@@ -86,3 +85,16 @@ def _solve(table: Table, budget: Budget, slack: float, seconds: float) -> tuple[
     chosen = np.split(result.x, np.cumsum(sizes)[:-1])
     lower = result.mip_dual_bound if result.mip_dual_bound is not None else 0.0
     return [int(part.argmax()) for part in chosen], float(lower)
+
+
+def _within(amounts: Sequence[Sequence[int]], room: int, slack: float) -> LinearConstraint:
+    """Return the constraint that the chosen amounts fit, in the smallest whole numbers, half a step from any choice.
+
+    Every row takes its least amount anyway; what is more is a multiple of a common step, a large one for Convs. Half a step
+    of room more allows nothing more, and while the numbers are small HiGHS's tolerances of 1e-6 decide nothing.
+    """
+    least = [min(row) for row in amounts]
+    more = [amount - low for row, low in zip(amounts, least, strict=True) for amount in row]
+    step = math.gcd(*more) or 1
+    limit = (room - sum(least)) // step + 0.5
+    return LinearConstraint(np.array([amount // step for amount in more])[None] / limit, -np.inf, 1 - slack)
