@@ -21,6 +21,7 @@ FLOW = {
     "planning": {"planning", "errors", "files", "model", "solve", "search", "plan"},
     "rewrite": {"rewrite", "model", "solve", "plan", "errors"},
     "runtime": {"errors", "model"},
+    "data": {"data", "errors", "model", "runtime"},
     "verify": {"errors", "model", "runtime"},
     "timing": {"runtime"},
     "report": {"report", "model", "plan", "planning", "verify", "timing", "errors"},
