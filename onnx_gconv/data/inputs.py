@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from onnx_gconv.errors import DataError
 from onnx_gconv.model.shapes import declared_shape, free_inputs
@@ -115,10 +115,6 @@ def cast_labels(values: NDArray[np.generic], *, source: str, first: int) -> NDAr
         sample = first + int(np.flatnonzero(labels < 0)[0])
         raise DataError(f"{source}: the label of sample {sample} (from 0) is {labels.min()}.", hint="give class numbers from 0 on")
     return labels
-
-
-def as_array(values: ArrayLike) -> NDArray[np.generic]:
-    return np.asarray(values)
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
