@@ -23,8 +23,9 @@ FLOW = {
     "runtime": {"errors", "model"},
     "data": {"data", "errors", "model", "runtime"},
     "verify": {"errors", "model", "runtime"},
+    "evaluate": {"data", "errors", "runtime", "verify"},
     "timing": {"runtime"},
-    "report": {"report", "model", "plan", "planning", "verify", "timing", "errors"},
+    "report": {"report", "model", "plan", "planning", "verify", "evaluate", "timing", "errors"},
 }
 
 
