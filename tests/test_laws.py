@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "onnx_gconv"
-HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "torch", "numpy", "scipy", "rich"}
+HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "torch", "numpy", "scipy", "rich", "PIL"}
 # What each part may import of the package itself; the flow of the design's table.
 FLOW = {
     "errors": set(),

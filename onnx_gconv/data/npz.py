@@ -125,7 +125,7 @@ def _read_header(path: str, name: str, stream: IO[bytes]) -> Header:
         version = np.lib.format.read_magic(stream)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, is_fortran, dtype = read(stream)
-    except (ValueError, KeyError) as error:
+    except Exception as error:  # NumPy reads headers with Python's tokenizer and parser, which have many ways to fail
         raise _damaged(path, f"{name!r} is not a NumPy array: {error}") from error
     if is_fortran and len(shape) > 1:
         raise DataError(
