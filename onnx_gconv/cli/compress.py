@@ -30,6 +30,10 @@ Plan, group, verify, write and report. Writes OUT.onnx, OUT.plan.json and OUT.re
 
   onnx-gconv compress model.onnx --max-flops 50%
   onnx-gconv compress model.onnx --max-params 1.2M --exclude head -o small.onnx
+  onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --eval test.npz
+
+With --calib the weights that are left are fitted, layer by layer, to what the dense model does on these samples. That
+brings most of the accuracy back without labels or training, and the search measures what each layer can bear.
 """
 
 
@@ -40,6 +44,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "-o", "--output", type=Path, metavar="OUT", help="the model to write (default <stem>.gconv.onnx beside MODEL)"
     )
     options.add_choosing(parser)
+    options.add_calibration(parser)
+    parser.add_argument(
+        "--eval", metavar="DATA", help="print the accuracy on this data before and after (without labels: how often both agree)"
+    )
+    options.add_data_flags(parser)
     options.add_lowering(parser)
     options.add_verifying(parser)
     parser.add_argument(

@@ -92,6 +92,17 @@ def preprocessing(args: argparse.Namespace) -> "Preprocessing":
     return Preprocessing(args.resize, args.crop, args.scale, args.mean or (), args.std or (), args.channel_order)
 
 
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name calibration data; `add_data_flags` says how images are read."""
+    recovery = parser.add_argument_group("recovery", "on unlabelled samples, with linear algebra; no training")
+    recovery.add_argument(
+        "--calib", metavar="DATA", help="samples like those the model was made for, some hundred or more; " + DATA_HELP
+    )
+    recovery.add_argument(
+        "--calib-samples", type=positive, default=1000, metavar="N", help="use at most the first N of them (default 1000)"
+    )
+
+
 def add_choosing(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose the number of groups of each layer."""
     budget = parser.add_argument_group(
@@ -161,9 +172,10 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--cost",
-        choices=("log", "share"),
-        default="log",
-        help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept",
+        choices=("log", "share", "sensitivity", "trial"),
+        help="what a search adds up over the layers: -log of the kept share (default without --calib); the paper's 1 - kept; with "
+        "--calib also sensitivity, how far the outputs move when one layer alone is grouped and fitted; or trial, several of these, "
+        "the one whose plan recovers best (default with --calib)",
     )
     how.add_argument(
         "--gathers",
@@ -182,6 +194,8 @@ def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
     """Leave with a usage error when nothing says how much to compress."""
     if not any((args.max_flops, args.max_macs, args.max_params, args.groups, args.max_group_channels, args.group_config)):
         parser.error("say how much: for example --max-flops 50%, --max-params 1.2M, or --groups 2")
+    if args.cost in ("sensitivity", "trial") and args.calib is None:
+        parser.error(f"--cost {args.cost} is measured on data: give --calib DATA")
 
 
 def request(args: argparse.Namespace) -> "Request":
@@ -205,7 +219,7 @@ def request(args: argparse.Namespace) -> "Request":
         criterion=args.criterion,
         solver=Solver(args.solver, args.sort_rounds, args.effort, args.seed),
         search=args.search,
-        cost=args.cost,
+        cost=args.cost or ("trial" if getattr(args, "calib", None) else "log"),
         gathers=args.gathers or "free",
         seed=args.seed,
         jobs=args.jobs,

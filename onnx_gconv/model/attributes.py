@@ -10,6 +10,11 @@ def integer(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
+def floating(node: onnx.NodeProto, name: str, default: float) -> float:
+    """Return a floating-point attribute."""
+    return next((float(attribute.f) for attribute in node.attribute if attribute.name == name), default)
+
+
 def axes(node: onnx.NodeProto, constants: Constants) -> list[int] | None:
     """Return the axes of a reduction or squeeze; None if there are none or they are not constant."""
     for attribute in node.attribute:

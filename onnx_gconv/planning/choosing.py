@@ -86,7 +86,8 @@ def pruning_cost(kept: float, cost: CostName) -> float:
 
     `share` is the paper's: 1 - kept. It calls a layer that lost everything only twice as bad as one that lost half, so a
     search likes to wipe out a few layers. `log` is -log(kept): the signal passes the layers one after the other, shares
-    multiply, and no layer can be wiped out cheaply.
+    multiply, and no layer can be wiped out cheaply. Costs that are measured take the place of these once there are groupings
+    to measure.
     """
     return 1.0 - kept if cost == "share" else -math.log(max(kept, LEAST_KEPT))
 

@@ -3,21 +3,25 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import onnx
 
 from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.plan import Plan, PlannedLayer, SkippedConv, Totals
-from onnx_gconv.planning.choosing import Candidates, Left, by_rule, candidates, cost_table
+from onnx_gconv.planning.choosing import Candidates, Left, by_rule, candidates, cost_table, pruning_cost
 from onnx_gconv.planning.coupling import solve_jointly
-from onnx_gconv.planning.request import Request
+from onnx_gconv.planning.request import CostName, Request
 from onnx_gconv.planning.solving import Groupings, Progress, solve_all
 from onnx_gconv.search.budget import Budget, Limit
 from onnx_gconv.search.exact import Found, search_exact
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
+
+# Exponents of the measured costs that a trial holds against each other.
+TRIAL_POWERS = (1.0, 0.5, 0.25)
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,34 @@ class Planned:
     search_seconds: float = 0.0
 
 
-def make_plan(model: onnx.ModelProto, network: Network, request: Request, *, sha256: str, progress: Progress) -> Planned:
+class Guide(Protocol):
+    """What calibration data says of a model: the planner asks, and does not know how it is found out."""
+
+    def costs(self, groupings: Groupings) -> Mapping[tuple[str, int], float]:
+        """Return what grouping one layer alone does to the outputs; a layer that cannot be measured has no entry."""
+
+    def judge(self, plan: Plan) -> float:
+        """Return how far the outputs are off once the plan is carried out and recovered."""
+
+
+def make_plan(
+    model: onnx.ModelProto,
+    network: Network,
+    request: Request,
+    *,
+    sha256: str,
+    progress: Progress,
+    guide: Guide | None = None,
+) -> Planned:
     """Return the plan for a model, or refuse with what is feasible."""
     budget = resolve_budget(request.limits, network)
     started = time.perf_counter()
     prepared = prepare(model, network, request, progress)
     solved = time.perf_counter()
-    planned = plan_within(prepared, budget, sha256=sha256)
+    if guide is not None and prepared.table is not None and request.cost in ("sensitivity", "trial"):
+        planned = _guided(prepared, budget, guide, sha256)
+    else:
+        planned = plan_within(prepared, budget, sha256=sha256)
     return Planned(planned.plan, planned.found, solved - started, time.perf_counter() - solved)
 
 
@@ -116,6 +141,30 @@ def plan_within(prepared: Prepared, budget: Budget, *, sha256: str) -> Planned:
             hint="leave out --groups, --max-group-channels or --group-config and let the search meet the budget",
         )
     return Planned(plan, found)
+
+
+def _guided(prepared: Prepared, budget: Budget, guide: Guide, sha256: str) -> Planned:
+    """Return the plan by measured costs; for a trial, the one of several that the guide judges best.
+
+    Costs of layers grouped alone add up only while they are small. How they do beyond depends on the model, so a trial
+    holds them against their roots, which call a little damage in many layers worse than much in a few, and against the costs
+    that need no measuring.
+    """
+    table = prepared.table
+    assert table is not None
+    plan_within(prepared, budget, sha256=sha256)  # an impossible budget is refused before anything is measured
+    measured = guide.costs(prepared.groupings)
+    powers = (1.0,) if prepared.request.cost == "sensitivity" else TRIAL_POWERS
+    tables = [table.priced({key: cost**power for key, cost in measured.items()}) for power in powers]
+    if prepared.request.cost == "trial":
+        tables += [table.priced(_kept_costs(prepared.groupings, cost)) for cost in ("log", "share")]
+    plans = [plan_within(replace(prepared, table=priced), budget, sha256=sha256) for priced in tables]
+    distinct = list({plan.plan.layers: plan for plan in reversed(plans)}.values())[::-1]
+    return distinct[0] if len(distinct) == 1 else min(distinct, key=lambda planned: guide.judge(planned.plan))
+
+
+def _kept_costs(groupings: Groupings, cost: CostName) -> dict[tuple[str, int], float]:
+    return {key: pruning_cost(grouping.kept, cost) for key, grouping in groupings.items()}
 
 
 def without(plan: Plan, network: Network, names: Collection[str], reason: str) -> Plan:

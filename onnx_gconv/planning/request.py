@@ -11,7 +11,7 @@ from onnx_gconv.solve.importance import Criterion
 from onnx_gconv.solve.layer import Solver
 
 SearchName = Literal["exact", "local"]
-CostName = Literal["share", "log"]
+CostName = Literal["share", "log", "sensitivity", "trial"]
 GathersName = Literal["free", "shared", "none"]
 
 

@@ -1,7 +1,9 @@
 """The cost table: for each layer, what every number of groups costs and saves."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
 from onnx_gconv.errors import BudgetError
 from onnx_gconv.search.budget import Budget
@@ -42,9 +44,37 @@ class Table:
         """Return the summed pruning cost of a choice."""
         return sum(row.options[index].cost for row, index in zip(self.rows, choice, strict=True))
 
+    def priced(self, costs: Mapping[tuple[str, int], float]) -> "Table":
+        """Return the table with other costs, by layer and number of groups.
+
+        What `costs` does not know keeps its own, brought to the same scale by the median of the others.
+        """
+        ratios = []
+        for row in self.rows:
+            for option in row.options[1:]:
+                known = _known(costs, row, option)
+                if known is not None and option.cost > 0:
+                    ratios.append(known / option.cost)
+        scale = median(ratios) if ratios else 1.0
+
+        def price(row: Row, option: Option) -> float:
+            known = _known(costs, row, option)
+            return option.cost * scale if known is None else known
+
+        rows = (
+            Row(row.names, (row.options[0], *(replace(option, cost=price(row, option)) for option in row.options[1:])))
+            for row in self.rows
+        )
+        return replace(self, rows=tuple(rows))
+
     def smallest(self) -> list[int]:
         """Return the choice with every layer at its largest number of groups."""
         return [len(row.options) - 1 for row in self.rows]
+
+
+def _known(costs: Mapping[tuple[str, int], float], row: Row, option: Option) -> float | None:
+    found = [costs.get((name, option.groups), math.nan) for name in row.names]
+    return sum(found) if all(map(math.isfinite, found)) else None
 
 
 def require_feasible(table: Table, budget: Budget) -> None:

@@ -1,0 +1,132 @@
+"""Closed-form reconstruction: walk through the dense and the compressed model once, and fit each Conv on the way."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.surgery import Surgery
+from onnx_gconv.plan import Plan
+from onnx_gconv.recover.fit import Fit
+from onnx_gconv.recover.flow import Flow
+from onnx_gconv.recover.normal import Coefficients, Sums, add_up, residual, solve, variance
+from onnx_gconv.recover.site import Site, find_sites
+from onnx_gconv.recover.store import Store
+from onnx_gconv.recover.walk import Arrays, Walk
+from onnx_gconv.runtime import Feeds
+
+Progress = Callable[[int, int, str], None]  # done, of how many, what
+
+DAMPING = 1e-3
+# Positions that a fit looks at, for each weight of an output and at least: neighbouring patches tell much the same.
+POSITIONS_A_WEIGHT = 200
+LEAST_POSITIONS = 20_000
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How a reconstruction is done."""
+
+    damping: float = DAMPING
+    positions_a_weight: int = POSITIONS_A_WEIGHT
+    least_positions: int = LEAST_POSITIONS
+    seed: int = 0
+    jobs: int = 1
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The squared error of one fitted layer, as a share of its target's variance, with the weights as they were and fitted."""
+
+    name: str
+    label: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """The masked model with fitted weights, and what each fit brought."""
+
+    model: onnx.ModelProto
+    layers: tuple[LayerError, ...]
+
+
+def reconstruct(
+    dense: onnx.ModelProto,
+    masked: onnx.ModelProto,
+    plan: Plan,
+    feeds: Iterable[Feeds],
+    *,
+    effort: Effort,
+    progress: Progress,
+) -> Reconstruction:
+    """Return the masked model with weights and biases fitted to the dense one, in graph order.
+
+    Targets come from the dense model, inputs from the compressed one as fitted so far; no node of either is run twice.
+    """
+    flows = Flow(dense), Flow(masked)
+    constants = Constants(masked)
+    sites = find_sites(flows[1], constants, {layer.name: layer for layer in plan.layers})
+    fitted: dict[str, np.ndarray] = {}
+    errors = []
+    with Store() as dense_store, Store() as compressed_store, ThreadPoolExecutor(effort.jobs) as pool:
+        batches = put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store))
+        ahead = Walk(flows[0], dense_store, batches=batches, later=[{site.target} for site in sites])
+        behind = Walk(flows[1], compressed_store, batches=batches, later=[_reads(site) for site in sites])
+        for number, site in enumerate(sites):
+            progress(number, len(sites), site.label)
+            fit = Fit.of(site, constants)
+            total = _moments(fit, ahead, behind, pool, effort, number)
+            new = solve(total, fit.before, damping=effort.damping, has_intercept=site.has_intercept)
+            errors.append(_error(site, total, fit, new))
+            tensors = fit.tensors(new)
+            behind.constants.update(tensors)
+            fitted |= tensors
+    progress(len(sites), len(sites), "done")
+    surgery = Surgery(masked)
+    for name, value in fitted.items():
+        surgery.constant(name, value)
+    return Reconstruction(surgery.finish(), tuple(errors))
+
+
+def put_inputs(feeds: Iterable[Feeds], names: Sequence[str], stores: Sequence[Store]) -> int:
+    """Keep the model's inputs as the first tensors of both walks, and return how many batches there are."""
+    count = 0
+    for count, batch in enumerate(feeds, start=1):
+        for store in stores:
+            for name in names:
+                store.put(name, count - 1, batch[name])
+    return count
+
+
+def _reads(site: Site) -> set[str]:
+    return {site.source, site.shortcut} if site.shortcut else {site.source}
+
+
+def _moments(fit: Fit, ahead: Walk, behind: Walk, pool: ThreadPoolExecutor, effort: Effort, number: int) -> Sums:
+    site = fit.site
+    targets, inputs = ahead.next_stop(), behind.next_stop()
+    wanted = max(effort.least_positions, effort.positions_a_weight * fit.unknowns)
+    most = -(-wanted // ahead.batches)
+
+    def one(batch: int) -> Sums:
+        dense: Arrays = targets(batch)
+        compressed: Arrays = inputs(batch)
+        aim = fit.goal(dense[site.target], compressed.get(site.shortcut))
+        rng = np.random.default_rng([effort.seed, number, batch])
+        return fit.moments(compressed[site.source], aim, most=most, rng=rng)
+
+    total = add_up(pool.map(one, range(ahead.batches)))
+    ahead.tidy()
+    behind.tidy()
+    return total
+
+
+def _error(site: Site, total: Sums, fit: Fit, new: Coefficients) -> LayerError:
+    whole = float(variance(total).sum()) or 1.0
+    before, after = (float(residual(total, at).sum()) / whole for at in (fit.before, new))
+    return LayerError(site.name, site.label, before, after)

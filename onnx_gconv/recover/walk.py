@@ -1,0 +1,70 @@
+"""A walk through a model with all calibration batches at once, each node run once."""
+
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_gconv.errors import ModelError
+from onnx_gconv.recover.flow import Flow
+from onnx_gconv.recover.store import Store
+from onnx_gconv.runtime import Feeds, run, session
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+class Walk:
+    """How far a model has been run: the store holds every tensor that a node still to run, or somebody later, reads."""
+
+    def __init__(self, flow: Flow, store: Store, *, batches: int, later: Iterable[Collection[str]]) -> None:
+        self.flow = flow
+        self.constants: dict[str, NDArray[np.generic]] = {}  # new weights, by name
+        self.batches = batches
+        self._store = store
+        self._done: set[int] = set()
+        self._later = [set(names) for names in later]  # what each stop of the walk will ask for, in order
+        self._needed = set(flow.places_before(set().union(*self._later), ()))
+
+    def next_stop(self) -> Callable[[int], Arrays]:
+        """Return how to compute what the next stop asks for, batch by batch (in any order, on any thread)."""
+        wanted = self._later.pop(0)
+        known = self._store.names()
+        places = self.flow.places_before(wanted, known)
+        self._done.update(places)
+        given = {name: self._store.get(name, 0) for name in known}
+        produced = {name for place in places for name in self.flow.nodes[place].output if name}
+        keep = [name for name in produced if self._is_live(name)]
+        outputs = sorted({*keep, *(wanted - known)})
+        piece = self.flow.piece(places, given, outputs, self.constants) if outputs else None
+        active = session(piece, threads=1) if piece is not None else None
+        inputs = [] if active is None else [value.name for value in active.get_inputs()]
+
+        def compute(batch: int) -> Arrays:
+            results: Arrays = {}
+            if active is not None:
+                feeds: Feeds = {name: self._store.get(name, batch) for name in inputs}
+                results = {name: _array(name, value) for name, value in run(active, feeds).items()}
+                for name in keep:
+                    self._store.put(name, batch, results[name])
+            return {name: results[name] if name in results else self._store.get(name, batch) for name in wanted}
+
+        return compute
+
+    def tidy(self) -> None:
+        """Forget what nobody will read again. Call it when every batch of a stop is done."""
+        for name in self._store.names():
+            if not self._is_live(name):
+                self._store.drop(name)
+
+    def _is_live(self, name: str) -> bool:
+        if not self.flow.is_moving(name):
+            return False  # a constant: computed anew wherever it is read
+        unread = (place for place in self.flow.readers.get(name, ()) if place in self._needed)
+        return any(place not in self._done for place in unread) or any(name in names for names in self._later)
+
+
+def _array(name: str, value: object) -> NDArray[np.generic]:
+    if not isinstance(value, np.ndarray):
+        raise ModelError(f"the tensor {name!r} is a sequence or a map, which recovery cannot carry.", hint="leave out --calib")
+    return value
+
