@@ -262,6 +262,12 @@ def test_a_reference_that_is_another_kind_of_model_is_refused(
         evaluated(model, reference=reference, x=LOGITS)
 
 
+def test_models_without_floating_point_outputs_cannot_be_compared() -> None:
+    model = net("ids = ArgMax <axis = 1> (x)", outputs="int64[N,K] ids")
+    with pytest.raises(ModelError, match="no output of floating-point numbers in common"):
+        evaluated(model, reference=model, x=LOGITS)
+
+
 def test_a_shape_that_only_onnx_runtime_refuses_gets_a_hint_about_the_data() -> None:
     model = net("w = Constant <value = float[3] {1.0, 2.0, 3.0}> () y = Add (x, w)")
     with pytest.raises(ModelError, match="cannot run the model on inputs x 50x8") as error:
