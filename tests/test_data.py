@@ -366,7 +366,7 @@ def test_a_missing_file_and_one_that_may_not_be_read_are_refused(monkeypatch: py
 def test_a_file_that_is_replaced_after_it_was_opened_is_refused() -> None:
     data = opened(saved(image=IMAGES))
     saved(other=IMAGES)
-    with pytest.raises(DataError, match="damaged: .*no item named 'image.npy'"):
+    with pytest.raises(DataError, match=r"damaged: .*no item named 'image.npy'"):
         consume(data)
 
 
