@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from tiny import conv_net
+from tiny import conv_net, write_module
 
 from onnx_gconv.data.batch import Batch, Data, fixed_batch, rebatch
 from onnx_gconv.data.open import open_data
@@ -67,9 +67,7 @@ def hint_of(error: pytest.ExceptionInfo[DataError]) -> str:
 
 
 def write_function(text: str, *, module: str) -> str:
-    Path(f"{module}.py").write_text("import numpy as np\n" + text, encoding="utf-8")
-    sys.modules.pop(module, None)
-    importlib.invalidate_caches()
+    write_module(module, text)
     return f"{module}:batches"
 
 

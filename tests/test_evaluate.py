@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from tiny import Finished, conv_net, gconv, listing, save
+from tiny import Finished, conv_net, gconv, listing, save, write_module
 
 from onnx_gconv.cli.main import build_parser
 from onnx_gconv.cli.options import preprocessing
@@ -276,9 +276,7 @@ def test_a_shape_that_only_onnx_runtime_refuses_gets_a_hint_about_the_data() -> 
 
 
 def test_data_that_gives_nothing_at_the_second_call_is_refused() -> None:
-    text = "import numpy as np\nonce = iter([(np.ones((1, 8)), [0])])\ndef batches():\n    return once\n"
-    Path("used_up.py").write_text(text, encoding="utf-8")
-    importlib.invalidate_caches()
+    write_module("used_up", "once = iter([(np.ones((1, 8)), [0])])\ndef batches():\n    return once\n")
     data = open_data("used_up:batches", net(), preprocessing=Preprocessing())
     with pytest.raises(DataError, match="'used_up:batches' gave no samples"):
         evaluate(net(), data)
@@ -286,13 +284,8 @@ def test_data_that_gives_nothing_at_the_second_call_is_refused() -> None:
 
 def test_progress_counts_samples_and_knows_the_total_where_there_is_one() -> None:
     np.savez("data.npz", x=LOGITS, labels=LABELS)
-    Path("endless.py").write_text(
-        "import numpy as np\ndef batches():\n    while True:\n        yield np.ones((30, 8)), np.zeros(30, int)\n", encoding="utf-8"
-    )
-    Path("short.py").write_text(
-        "import numpy as np\ndef batches():\n    yield np.ones((30, 8)), np.zeros(30, int)\n", encoding="utf-8"
-    )
-    importlib.invalidate_caches()
+    write_module("endless", "def batches():\n    while True:\n        yield np.ones((30, 8)), np.zeros(30, int)\n")
+    write_module("short", "def batches():\n    yield np.ones((30, 8)), np.zeros(30, int)\n")
     for text, limit, expected in (
         ("data.npz", None, [(50, 120), (100, 120), (120, 120)]),
         ("data.npz", 70, [(50, 70), (70, 70)]),
