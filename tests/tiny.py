@@ -4,7 +4,9 @@ Opset 17 and IR version 8 are set by hand: what onnx writes by default is newer 
 """
 
 import contextlib
+import importlib
 import io
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +81,13 @@ def save_external(model: onnx.ModelProto, path: Path, *, data: str = "weights.bi
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     onnx.save_model(copy, str(path), save_as_external_data=True, location=data, size_threshold=0)
     return path
+
+
+def write_module(name: str, text: str) -> None:
+    """Write a Python module into the current directory, to be imported afresh whatever an earlier test called so."""
+    Path(f"{name}.py").write_text(f"import numpy as np\n{text}", encoding="utf-8")
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
 
 
 @dataclass(frozen=True)

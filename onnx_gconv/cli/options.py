@@ -71,13 +71,16 @@ def add_data_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how the images of a folder become the model's input."""
     images = parser.add_argument_group("images", "for a folder of images: each channel becomes (pixel * scale - mean) / std")
     images.add_argument(
-        "--resize", type=_size, metavar="N|WxH", help="scale to N pixels on the shorter side, or to W by H (default: not at all)"
+        "--resize",
+        type=_size,
+        metavar="SIZE",
+        help="224: scale the shorter side to that; 320x240: width, height (default: as it is)",
     )
     images.add_argument(
         "--crop",
         type=_size,
-        metavar="N|WxH",
-        help="then cut N by N, or W by H, out of the centre (default: the size the model takes)",
+        metavar="SIZE",
+        help="then cut 224 by 224, or 320x240, out of the centre (default: the size the model takes)",
     )
     images.add_argument("--scale", type=_number, metavar="S", help="a number or a fraction (default 1/255; 1 for uint8 inputs)")
     images.add_argument("--mean", type=_numbers, metavar="M,M,M", help="for each channel, or one for all (default 0)")
