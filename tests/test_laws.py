@@ -24,8 +24,9 @@ FLOW = {
     "data": {"data", "errors", "model", "runtime"},
     "verify": {"errors", "model", "runtime"},
     "evaluate": {"data", "errors", "runtime", "verify"},
+    "recover": {"recover", "data", "errors", "evaluate", "model", "plan", "rewrite", "runtime", "solve", "verify"},
     "timing": {"runtime"},
-    "report": {"report", "model", "plan", "planning", "verify", "evaluate", "timing", "errors"},
+    "report": {"report", "model", "plan", "planning", "recover", "verify", "evaluate", "timing", "errors"},
 }
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from onnx_gconv.cli import options
+from onnx_gconv.cli.recovering import open_calibration, recovered
 from onnx_gconv.cli.rewriting import rewrite
 from onnx_gconv.cli.source import open_source, tensor_shapes
 from onnx_gconv.cli.story import Story
@@ -14,6 +15,9 @@ Group the Convs as the plan says. MODEL is the original model, the masked one, o
 weight is dropped is told, and is exactly 0 for a masked model.
 
   onnx-gconv apply model.onnx plan.json -o grouped.onnx
+  onnx-gconv apply model.onnx plan.json --calib images.npz -o grouped.onnx
+
+With --calib the weights that are left are fitted to what MODEL does on these samples, so MODEL must be the original.
 """
 
 
@@ -22,9 +26,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     options.add_model(parser)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the grouped model to write")
+    options.add_calibration(parser)
+    options.add_data_flags(parser)
     options.add_lowering(parser)
     options.add_verifying(parser)
     options.add_seed(parser)
+    options.add_jobs(parser)
     parser.set_defaults(run=partial(run, parser))
 
 
@@ -37,9 +44,17 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     story = Story(args)
     plan = read_plan(args.plan)
     source = open_source(args)
-    rewritten = rewrite(source, plan, args, story, tensor_shapes(source))
-    save_atomically(rewritten.grouped, args.output, external_data=has_external_data(source.path))
     dropped = dropped_share(source.model, plan)
+    calibration = open_calibration(source, args)
+    shapes = tensor_shapes(source)
+    if calibration is not None:
+        source, recovery = recovered(source, plan, calibration, args, story)
+        story.tell(
+            f"recovered on {recovery.samples} samples: output error {recovery.output_error_before:.3f} masked, "
+            f"{recovery.output_error_after:.3f} fitted"
+        )
+    rewritten = rewrite(source, plan, args, story, shapes)
+    save_atomically(rewritten.grouped, args.output, external_data=has_external_data(source.path))
     story.tell(
         f"wrote {args.output}: {rewritten.convs} Convs grouped, {rewritten.gathers[1]} Gathers, "
         f"dropped {100 * dropped:.6g}% of their weight (sum of absolute values)"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
 from onnx_gconv.cli.plan import feasible_plans, searched
+from onnx_gconv.cli.recovering import guide, open_calibration, recovered
 from onnx_gconv.cli.rewriting import Rewritten, rewrite
 from onnx_gconv.cli.source import Source, default_output, open_source, read_network
 from onnx_gconv.cli.story import Story
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from onnx_gconv.data.batch import Data
+    from onnx_gconv.evaluate import Evaluation
     from onnx_gconv.model.network import Network
     from onnx_gconv.plan import Plan
     from onnx_gconv.planning.planner import Planned
     from onnx_gconv.planning.request import Request
+    from onnx_gconv.recover.calibration import Calibration
     from onnx_gconv.report.record import Cost
     from onnx_gconv.timing import Latency
 
@@ -74,6 +78,7 @@ class Attempt:
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
     requests = options.requests(args)
+    from onnx_gconv.data.open import open_data
     from onnx_gconv.files import staged
     from onnx_gconv.model.file import bytes_on_disk, has_external_data, save
     from onnx_gconv.plan import to_json as plan_json
@@ -87,11 +92,26 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     started = time.perf_counter()
     source = open_source(args)
     network = read_network(source, story)
+    calibration = open_calibration(source, args)
+    judged = None if args.eval is None else open_data(args.eval, source.model, preprocessing=options.preprocessing(args))
     read_done = time.perf_counter()
-    attempt = _attempt(source, network, requests, args, story)
-    plan, rewritten = attempt.planned.plan, attempt.rewritten
+    attempt = _attempt(source, network, requests, calibration, args, story)
+    plan, rewritten, recovery = attempt.planned.plan, attempt.rewritten, None
+    planned_done = time.perf_counter()
+    if calibration is not None:
+        fitted, recovery = recovered(source, plan, calibration, args, story)
+        rewritten = rewrite(fitted, plan, args, story, network.shapes)
+    recovery_done = time.perf_counter()
+    evaluation = None if judged is None else _evaluate(source, rewritten.grouped, judged, story)
     solve, search = attempt.planned.solve_seconds, attempt.planned.search_seconds
-    rest = time.perf_counter() - read_done - solve - search
+    seconds = {
+        "read": read_done - started,
+        "solve": solve,
+        "search": search,
+        "rewrite_and_verify": planned_done - read_done - solve - search,
+        "recover": recovery_done - planned_done,
+        "evaluate": time.perf_counter() - recovery_done,
+    }
     with staged(output.parent) as staging:
         save(rewritten.grouped, staging / output.name, external_data=has_external_data(source.path))
         count = network.count
@@ -105,7 +125,9 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             latency=attempt.latency,
             search=None if attempt.planned.found is None else attempt.planned.found.as_dict(),
             verification=rewritten.verification,
-            seconds={"read": read_done - started, "solve": solve, "search": search, "rewrite_and_verify": rest},
+            recovery=recovery,
+            evaluation=evaluation,
+            seconds=seconds,
         )
         _require_counts(outcome.after, plan)
         report = report_json(outcome, plan, network)
@@ -129,13 +151,28 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     return 0
 
 
-def _attempt(source: Source, network: "Network", requests: "list[Request]", args: argparse.Namespace, story: Story) -> Attempt:
+def _evaluate(source: Source, grouped: "onnx.ModelProto", data: "Data", story: Story) -> "Evaluation":
+    from onnx_gconv.evaluate import evaluate
+
+    with story.progress("evaluating") as progress:
+        return evaluate(grouped, data, reference=source.model, on_progress=progress)
+
+
+def _attempt(
+    source: Source,
+    network: "Network",
+    requests: "list[Request]",
+    calibration: "Calibration | None",
+    args: argparse.Namespace,
+    story: Story,
+) -> Attempt:
     """Return the first plan that is not slower than the model; for a target that is not measured, the first plan."""
     from onnx_gconv.errors import LatencyError
 
     slow: list[Attempt] = []
     with story.progress("solving") as progress:
-        for planned in feasible_plans(source, network, requests, story, progress):
+        guided = guide(source, calibration, args, progress)
+        for planned in feasible_plans(source, network, requests, story, progress, guided):
             attempt = _carry_out(source, network, planned, args, story)
             if not attempt.is_slower:
                 return attempt

@@ -67,6 +67,12 @@ def add_seed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_natural, default=0, metavar="N", help="seed of everything random (default 0)")
 
 
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes or threads (default: all cores)"
+    )
+
+
 def add_data_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how the images of a folder become the model's input."""
     images = parser.add_argument_group("images", "for a folder of images: each channel becomes (pixel * scale - mean) / std")
@@ -176,9 +182,9 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--cost",
         choices=("log", "share", "sensitivity", "trial"),
-        help="what a search adds up over the layers: -log of the kept share (default without --calib); the paper's 1 - kept; with "
-        "--calib also sensitivity, how far the outputs move when one layer alone is grouped and fitted; or trial, several of these, "
-        "the one whose plan recovers best (default with --calib)",
+        help="what a search adds up over the layers: -log of the kept share (default without --calib); the paper's 1 - kept; "
+        "with --calib also sensitivity, how far the outputs move when one layer alone is grouped and fitted, or trial, several of "
+        "them, the one whose plan recovers best (default with --calib)",
     )
     how.add_argument(
         "--gathers",
@@ -187,9 +193,7 @@ def add_method(parser: argparse.ArgumentParser) -> None:
         "residual stream, Gathers only inside blocks; none: no Gather (default: free for target generic, else the first of none, "
         "shared, free that meets the budget)",
     )
-    how.add_argument(
-        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes for solving (default: all cores)"
-    )
+    add_jobs(parser)
     add_seed(parser)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
+from onnx_gconv.cli.recovering import guide, open_calibration
 from onnx_gconv.cli.source import Source, open_source, read_network
 from onnx_gconv.cli.story import Story
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from onnx_gconv.model.network import Network
-    from onnx_gconv.planning.planner import Planned
+    from onnx_gconv.planning.planner import Guide, Planned
     from onnx_gconv.planning.request import Request
     from onnx_gconv.planning.solving import Progress
     from onnx_gconv.search.exact import Found
@@ -33,6 +34,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     options.add_model(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN", help="the plan file to write; - for stdout")
     options.add_choosing(parser)
+    options.add_calibration(parser)
+    options.add_data_flags(parser)
     options.add_json(parser)
     parser.set_defaults(run=partial(run, parser))
 
@@ -49,7 +52,8 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     source = open_source(args)
     network = read_network(source, story)
     with story.progress("solving") as progress:
-        planned = next(feasible_plans(source, network, requests, story, progress))
+        guided = guide(source, open_calibration(source, args), args, progress)
+        planned = next(feasible_plans(source, network, requests, story, progress, guided))
     plan = planned.plan
     text = to_json(plan)
     if str(args.output) == "-":
@@ -72,7 +76,12 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def feasible_plans(
-    source: Source, network: "Network", requests: "list[Request]", story: Story, progress: "Progress"
+    source: Source,
+    network: "Network",
+    requests: "list[Request]",
+    story: Story,
+    progress: "Progress",
+    guide: "Guide | None",
 ) -> "Iterator[Planned]":
     """Yield the plan of each request that has one; if none has, fail as the last one did, which asks least."""
     from onnx_gconv.errors import BudgetError, ModelError
@@ -84,7 +93,7 @@ def feasible_plans(
     found = 0
     for request in requests:
         try:
-            planned = make_plan(source.model, network, request, sha256=digest, progress=progress)
+            planned = make_plan(source.model, network, request, sha256=digest, progress=progress, guide=guide)
         except (BudgetError, ModelError) as error:
             story.detail(f"with --gathers {request.gathers}: {error}")
             failure = error

@@ -40,7 +40,7 @@ class Fit:
     @property
     def unknowns(self) -> int:
         """Number of weights of one output."""
-        return self.site.inputs.shape[1] * math.prod(self.kernel)
+        return int(self.site.inputs.shape[1]) * math.prod(self.kernel)
 
     @property
     def before(self) -> Coefficients:
@@ -118,8 +118,8 @@ class Fit:
             uu.append(total.uu[block][np.ix_(columns, columns)])
             t.append(total.u[block] @ weight + total.count * constant)
             ut.append(total.uu[block][columns] @ weight + np.outer(u[-1], constant))
-        arrays = [np.stack(parts) for parts in (u, t, uu, ut)]
-        return other, Sums(total.count, *arrays, tt=np.zeros_like(arrays[1]))
+        sums_of_t = np.stack(t)
+        return other, Sums(total.count, np.stack(u), sums_of_t, np.stack(uu), np.stack(ut), tt=np.zeros_like(sums_of_t))
 
     @property
     def _is_transposed(self) -> bool:
@@ -134,7 +134,7 @@ class Fit:
     @property
     def _columns(self) -> NDArray[np.int64]:
         """Which column of the weight each input has: a Conv with groups has columns for one group's inputs only."""
-        return self.site.inputs % self._rows.shape[1]
+        return np.asarray(self.site.inputs % self._rows.shape[1])
 
 
 def _cast(value: Doubles, like: Array) -> Array:

@@ -95,7 +95,7 @@ def residual(total: Sums, at: Coefficients) -> Doubles:
     quadratic = np.einsum("bio,bij,bjo->bo", w, total.uu, w, optimize=True)
     error = total.tt - 2 * (w * total.ut).sum(axis=1) + quadratic
     error += b * (2 * np.einsum("bi,bio->bo", total.u, w) - 2 * total.t + total.count * b)
-    return np.maximum(error, 0.0)  # rounding
+    return np.asarray(np.maximum(error, 0.0))  # rounding
 
 
 def variance(total: Sums) -> Doubles:

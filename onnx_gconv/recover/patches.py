@@ -52,7 +52,9 @@ def patches(images: NDArray[np.generic], window: Window) -> NDArray[np.generic]:
     extents = tuple((k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True))
     view = sliding_window_view(padded, extents, axis=tuple(range(2, 2 + rank)))
     every = slice(None)
-    strided = view[(every, every, *(slice(None, None, s) for s in window.strides), *(slice(None, None, d) for d in window.dilations))]
+    strided = view[
+        (every, every, *(slice(None, None, s) for s in window.strides), *(slice(None, None, d) for d in window.dilations))
+    ]
     return np.moveaxis(strided, 1, 1 + rank)
 
 

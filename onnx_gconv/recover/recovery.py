@@ -44,4 +44,4 @@ def recover(
         evaluate(candidate, calibration.data, reference=model, limit=calibration.samples) for candidate in (masked, fitted.model)
     )
     errors = [max((gap.relative_l2 for gap in found.outputs.values()), default=float("nan")) for found in (before, after)]
-    return fitted.model, Recovery(after.samples, *errors, layers=fitted.layers)
+    return fitted.model, Recovery(after.samples, errors[0], errors[1], fitted.layers)

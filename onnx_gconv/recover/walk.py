@@ -67,4 +67,3 @@ def _array(name: str, value: object) -> NDArray[np.generic]:
     if not isinstance(value, np.ndarray):
         raise ModelError(f"the tensor {name!r} is a sequence or a map, which recovery cannot carry.", hint="leave out --calib")
     return value
-

@@ -88,12 +88,31 @@ def print_outcome(outcome: Outcome) -> None:
         table.add_row(
             f"latency, {latency.runner}", f"{latency.before_ms:.4g} ms", f"{latency.after_ms:.4g} ms", f"{latency.ratio:.1%}"
         )
+    recovery = outcome.recovery
+    if recovery is not None:
+        table.add_row(
+            "output error", f"{recovery.output_error_before:.3f} masked", f"{recovery.output_error_after:.3f}", "after recovery"
+        )
+    if outcome.evaluation is not None:
+        for row in _accuracy_rows(outcome.evaluation):
+            table.add_row(*row)
     if verification is None:
         table.add_row("verification", "", "not run", "")
     else:
         state = "passed" if verification.passed else "FAILED"
         table.add_row("verification", "", f"{verification.max_rel_error:.1e}", f"{state}, limit {verification.tolerance:.0e}")
     _console().print(table)
+
+
+def _accuracy_rows(found: Evaluation) -> list[tuple[str, str, str, str]]:
+    """Return what changed in accuracy: before, after, and the difference in points."""
+    rows = []
+    for name, before, after in (("top-1", found.reference_top1, found.top1), ("top-5", found.reference_top5, found.top5)):
+        if before is not None and after is not None:
+            rows.append((name, f"{before:.2%}", f"{after:.2%}", f"{100 * (after - before):+.2f}"))
+    if found.agreement is not None:
+        rows.append(("same class as before", "", f"{found.agreement:.2%}", f"of {found.samples}"))
+    return rows
 
 
 def _totals_table(before: dict[str, int | None], after: dict[str, int | None]) -> Table:
