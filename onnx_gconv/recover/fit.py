@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.recover.normal import Coefficients, Doubles, Sums, sums
+from onnx_gconv.recover.normal import Coefficients, Doubles, Rows, Sums
 from onnx_gconv.recover.patches import choose, patches, window_of
 from onnx_gconv.recover.site import Site
 from onnx_gconv.solve.grouping import Grouping
@@ -64,8 +64,8 @@ class Fit:
             wanted = wanted - self.bias.astype(np.float32).reshape(channels)
         return wanted
 
-    def moments(self, images: Array, goal: Array | None, *, most: int, rng: np.random.Generator) -> Sums:
-        """Return the moments of one batch, at `most` of its positions at most; without a goal, those of the inputs only."""
+    def rows(self, images: Array, goal: Array | None, *, most: int, rng: np.random.Generator) -> Rows:
+        """Return inputs and targets of one batch, at `most` of its positions at most; without a goal, targets are zero."""
         site = self.site
         views = images if site.is_gemm else patches(images, window_of(site.node, self.kernel, images.shape[2:]))
         places = views.shape[: 1 if site.is_gemm else images.ndim - 1]
@@ -74,10 +74,10 @@ class Fit:
         chosen = choose(places, most, rng)
         if chosen is not None:
             views, goals = views[chosen], goals[chosen]
-        u = np.ascontiguousarray(views, dtype=np.float32).reshape(-1, site.inputs.size, math.prod(self.kernel))
+        u = np.ascontiguousarray(views, dtype=np.float32).reshape(-1, images.shape[1], math.prod(self.kernel))
         t = np.ascontiguousarray(goals, dtype=np.float32).reshape(len(u), -1)
         blocks = u.transpose(1, 0, 2)[site.inputs].transpose(0, 2, 1, 3).reshape(len(site.inputs), len(u), -1)
-        return sums(np.ascontiguousarray(blocks), np.ascontiguousarray(t.T[site.outputs].transpose(0, 2, 1)))
+        return blocks, t.T[site.outputs].transpose(0, 2, 1)
 
     def tensors(self, fitted: Coefficients) -> dict[str, Array]:
         """Return the tensors that hold these coefficients; without a bias, the mean behind the Conv takes the constant."""

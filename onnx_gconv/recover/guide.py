@@ -10,7 +10,7 @@ import onnx
 from onnx_gconv.plan import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.divergence import divergence
-from onnx_gconv.recover.reconstruct import Effort, Progress, reconstruct
+from onnx_gconv.recover.reconstruct import Effort, Progress, plan_sites, reconstruct
 from onnx_gconv.recover.sensitivity import Key, sensitivities
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import run, session
@@ -48,10 +48,11 @@ class CalibratedGuide:
         """Return the divergence of the outputs after the plan and a quick reconstruction, a small error for a good plan."""
         effort = Effort(positions_a_weight=TRIAL_POSITIONS_A_WEIGHT, seed=self.seed, jobs=self.jobs)
         seen = -(-SAMPLES // self.calibration.batch)
+        masked = mask(self.model, plan)
         fitted = reconstruct(
             self.model,
-            mask(self.model, plan),
-            plan,
+            masked,
+            plan_sites(masked, plan),
             islice(self.calibration.feeds(), seen),
             effort=effort,
             progress=self.progress,

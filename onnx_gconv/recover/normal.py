@@ -1,6 +1,6 @@
 """Normal equations of a site, added up batch by batch, and their solution."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +8,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
+Rows = tuple[NDArray[np.float32], NDArray[np.float32]]  # inputs (blocks, positions, inputs), targets (blocks, positions, outputs)
 
 
 @dataclass
@@ -48,11 +49,12 @@ class Coefficients:
     intercept: Doubles  # (blocks, outputs)
 
 
-def sums(u: NDArray[np.float32], t: NDArray[np.float32]) -> Sums:
-    """Return the moments of inputs (blocks, positions, inputs) and targets (blocks, positions, outputs).
+def sums(parts: Sequence[Rows]) -> Sums:
+    """Return the moments of some inputs and targets.
 
-    Products in float32, where they are three times faster; a batch is short, and batches are added in float64.
+    Products in float32, where they are three times faster; the parts are few, and their sums are added in float64.
     """
+    u, t = (np.ascontiguousarray(np.concatenate(arrays, axis=1)) for arrays in zip(*parts, strict=True))
     transposed = u.transpose(0, 2, 1)
     return Sums(
         u.shape[1],

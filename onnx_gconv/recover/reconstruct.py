@@ -12,10 +12,11 @@ from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.plan import Plan
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.normal import Coefficients, Sums, add_up, residual, solve, variance
+from onnx_gconv.recover.normal import Coefficients, Rows, Sums, residual, solve, variance
 from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import Store
-from onnx_gconv.recover.walk import Arrays, Walk
+from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
+from onnx_gconv.recover.work import Work
 from onnx_gconv.runtime import Feeds
 
 Progress = Callable[[int, int, str], None]  # done, of how many, what
@@ -58,29 +59,28 @@ class Reconstruction:
 def reconstruct(
     dense: onnx.ModelProto,
     masked: onnx.ModelProto,
-    plan: Plan,
+    sites: Sequence[Site],
     feeds: Iterable[Feeds],
     *,
     effort: Effort,
     progress: Progress,
 ) -> Reconstruction:
-    """Return the masked model with weights and biases fitted to the dense one, in graph order.
+    """Return the masked model with the weights and biases of these sites fitted to the dense model, in graph order.
 
     Targets come from the dense model, inputs from the compressed one as fitted so far; no node of either is run twice.
     """
     flows = Flow(dense), Flow(masked)
     constants = Constants(masked)
-    sites = find_sites(flows[1], constants, {layer.name: layer for layer in plan.layers})
     fitted: dict[str, np.ndarray] = {}
     errors = []
     with Store() as dense_store, Store() as compressed_store, ThreadPoolExecutor(effort.jobs) as pool:
-        batches = put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store))
-        ahead = Walk(flows[0], dense_store, batches=batches, later=[{site.target} for site in sites])
-        behind = Walk(flows[1], compressed_store, batches=batches, later=[_reads(site) for site in sites])
+        shares = put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store))
+        ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
+        behind = Walk(flows[1], compressed_store, later=[_reads(site) for site in sites])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
             fit = Fit.of(site, constants)
-            total = _moments(fit, ahead, behind, pool, effort, number)
+            total = _moments(fit, ahead, behind, Work(pool, shares), effort)
             new = solve(total, fit.before, damping=effort.damping, has_intercept=site.has_intercept)
             errors.append(_error(site, total, fit, new))
             tensors = fit.tensors(new)
@@ -93,34 +93,28 @@ def reconstruct(
     return Reconstruction(surgery.finish(), tuple(errors))
 
 
-def put_inputs(feeds: Iterable[Feeds], names: Sequence[str], stores: Sequence[Store]) -> int:
-    """Keep the model's inputs as the first tensors of both walks, and return how many batches there are."""
-    count = 0
-    for count, batch in enumerate(feeds, start=1):
-        for store in stores:
-            for name in names:
-                store.put(name, count - 1, batch[name])
-    return count
+def plan_sites(masked: onnx.ModelProto, plan: Plan) -> list[Site]:
+    """Return all that can be fitted in a model that the plan has masked; also what it leaves dense."""
+    return find_sites(Flow(masked), Constants(masked), {layer.name: layer for layer in plan.layers})
 
 
 def _reads(site: Site) -> set[str]:
     return {site.source, site.shortcut} if site.shortcut else {site.source}
 
 
-def _moments(fit: Fit, ahead: Walk, behind: Walk, pool: ThreadPoolExecutor, effort: Effort, number: int) -> Sums:
+def _moments(fit: Fit, ahead: Walk, behind: Walk, work: Work, effort: Effort) -> Sums:
+    """Return the moments of a site's inputs in the compressed model and targets from the dense one."""
     site = fit.site
     targets, inputs = ahead.next_stop(), behind.next_stop()
-    wanted = max(effort.least_positions, effort.positions_a_weight * fit.unknowns)
-    most = -(-wanted // ahead.batches)
+    most = work.positions(fit.unknowns, a_weight=effort.positions_a_weight, least=effort.least_positions)
 
-    def one(batch: int) -> Sums:
-        dense: Arrays = targets(batch)
+    def rows(batch: int) -> Rows:
         compressed: Arrays = inputs(batch)
-        aim = fit.goal(dense[site.target], compressed.get(site.shortcut))
-        rng = np.random.default_rng([effort.seed, number, batch])
-        return fit.moments(compressed[site.source], aim, most=most, rng=rng)
+        goal = fit.goal(targets(batch)[site.target], compressed.get(site.shortcut))
+        rng = np.random.default_rng([effort.seed, behind.stops, batch])
+        return fit.rows(compressed[site.source], goal, most=most, rng=rng)
 
-    total = add_up(pool.map(one, range(ahead.batches)))
+    total = work.sum(rows)
     ahead.tidy()
     behind.tidy()
     return total

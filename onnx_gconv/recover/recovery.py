@@ -7,7 +7,7 @@ import onnx
 from onnx_gconv.evaluate import evaluate
 from onnx_gconv.plan import Plan
 from onnx_gconv.recover.calibration import Calibration
-from onnx_gconv.recover.reconstruct import Effort, LayerError, Progress, reconstruct
+from onnx_gconv.recover.reconstruct import Effort, LayerError, Progress, plan_sites, reconstruct
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.verify import finite
 
@@ -39,7 +39,7 @@ def recover(
 ) -> tuple[onnx.ModelProto, Recovery]:
     """Return the masked model with weights fitted to the dense one's behaviour on the calibration samples."""
     masked = mask(model, plan)
-    fitted = reconstruct(model, masked, plan, calibration.feeds(), effort=effort, progress=progress)
+    fitted = reconstruct(model, masked, plan_sites(masked, plan), calibration.feeds(), effort=effort, progress=progress)
     before, after = (
         evaluate(candidate, calibration.data, reference=model, limit=calibration.samples) for candidate in (masked, fitted.model)
     )

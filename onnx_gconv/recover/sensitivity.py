@@ -11,11 +11,12 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.recover.divergence import divergence
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.normal import Sums, add_up, solve
-from onnx_gconv.recover.reconstruct import DAMPING, Progress, put_inputs
+from onnx_gconv.recover.normal import Rows, Sums, solve
+from onnx_gconv.recover.reconstruct import DAMPING, Progress
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.recover.store import Store
-from onnx_gconv.recover.walk import Walk
+from onnx_gconv.recover.walk import Walk, put_inputs
+from onnx_gconv.recover.work import Work
 from onnx_gconv.runtime import Feeds, run, session
 from onnx_gconv.solve.grouping import Grouping
 
@@ -44,22 +45,22 @@ def sensitivities(
     sites = [site for site in find_sites(flow, constants, {}) if site.name in names]
     found: dict[Key, float] = {}
     with Store() as store, ThreadPoolExecutor(jobs) as pool:
-        batches = put_inputs(feeds, flow.inputs, [store])
-        probes = min(probes, batches)
+        work = Work(pool, put_inputs(feeds, flow.inputs, [store]))
+        probed = [batch for share in work.shares for batch in share][:probes]
         whole = session(model, threads=jobs)
-        expected = [run(whole, {name: store.get(name, batch) for name in flow.inputs}) for batch in range(probes)]
-        walk = Walk(flow, store, batches=batches, later=[*({site.source} for site in sites), flow.outputs])
+        expected = [run(whole, {name: store.get(name, batch) for name in flow.inputs}) for batch in probed]
+        walk = Walk(flow, store, later=[*({site.source} for site in sites), flow.outputs])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
             fit = Fit.of(site, constants)
-            total = _input_moments(fit, walk, pool, [seed, number])
+            total = _input_moments(fit, walk, work, seed)
             rest = _Rest(walk, store, fit)
 
             def cost(key: Key, fit: Fit = fit, total: Sums = total, rest: _Rest = rest) -> float:
                 other, moments = fit.regrouped(total, groupings[key])
                 new = solve(moments, other.before, damping=DAMPING, has_intercept=fit.site.has_intercept)
                 tensors = other.tensors(new)
-                return float(np.mean([divergence(expected[batch], rest.outputs(batch, tensors)) for batch in range(probes)]))
+                return float(np.mean([divergence(expected[batch], rest.outputs(batch, tensors)) for batch in probed]))
 
             keys = [key for key in groupings if key[0] == site.name]
             found |= dict(zip(keys, pool.map(cost, keys), strict=True))
@@ -84,13 +85,13 @@ class _Rest:
         return run(self._session, {name: self._store.get(name, batch) for name in self._inputs} | dict(weights))
 
 
-def _input_moments(fit: Fit, walk: Walk, pool: ThreadPoolExecutor, seed: list[int]) -> Sums:
+def _input_moments(fit: Fit, walk: Walk, work: Work, seed: int) -> Sums:
     """Return the moments of the layer's inputs in the dense model; the target's follow from the weights."""
     compute = walk.next_stop()
-    most = -(-max(LEAST_POSITIONS, POSITIONS_A_WEIGHT * fit.unknowns) // walk.batches)
+    most = work.positions(fit.unknowns, a_weight=POSITIONS_A_WEIGHT, least=LEAST_POSITIONS)
 
-    def one(batch: int) -> Sums:
-        rng = np.random.default_rng([*seed, batch])
-        return fit.moments(compute(batch)[fit.site.source], None, most=most, rng=rng)
+    def rows(batch: int) -> Rows:
+        rng = np.random.default_rng([seed, walk.stops, batch])
+        return fit.rows(compute(batch)[fit.site.source], None, most=most, rng=rng)
 
-    return add_up(pool.map(one, range(walk.batches)))
+    return work.sum(rows)

@@ -1,6 +1,6 @@
 """A walk through a model with all calibration batches at once, each node run once."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +13,39 @@ from onnx_gconv.runtime import Feeds, run, session
 Arrays = dict[str, NDArray[np.generic]]
 
 
+SAMPLES_A_SHARE = 16
+
+
+def put_inputs(feeds: Iterable[Feeds], names: Sequence[str], stores: Sequence[Store]) -> list[range]:
+    """Keep the model's inputs as the first tensors of these stores, and return the batches in runs of some samples each.
+
+    A run is a piece of work for a thread: single samples would be too small to multiply matrices of.
+    """
+    samples = []
+    for number, batch in enumerate(feeds):
+        samples.append(len(batch[names[0]]))
+        for store in stores:
+            for name in names:
+                store.put(name, number, batch[name])
+    run = -(-SAMPLES_A_SHARE // max(1, samples[0]))
+    return [range(start, min(start + run, len(samples))) for start in range(0, len(samples), run)]
+
+
 class Walk:
     """How far a model has been run: the store holds every tensor that a node still to run, or somebody later, reads."""
 
-    def __init__(self, flow: Flow, store: Store, *, batches: int, later: Iterable[Collection[str]]) -> None:
+    def __init__(self, flow: Flow, store: Store, *, later: Iterable[Collection[str]]) -> None:
         self.flow = flow
         self.constants: dict[str, NDArray[np.generic]] = {}  # new weights, by name
-        self.batches = batches
         self._store = store
         self._done: set[int] = set()
+        self.stops = 0
         self._later = [set(names) for names in later]  # what each stop of the walk will ask for, in order
         self._needed = set(flow.places_before(set().union(*self._later), ()))
 
     def next_stop(self) -> Callable[[int], Arrays]:
         """Return how to compute what the next stop asks for, batch by batch (in any order, on any thread)."""
+        self.stops += 1
         wanted = self._later.pop(0)
         known = self._store.names()
         places = self.flow.places_before(wanted, known)
