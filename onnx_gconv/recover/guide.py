@@ -18,6 +18,7 @@ from onnx_gconv.solve.grouping import Grouping
 
 SAMPLES = 256  # of which inputs are measured
 PROBES = 128  # of which outputs are measured, for every layer and number of groups
+JUDGED = 1024  # on which a trial is judged
 # A trial need not find the best weights, only tell plans apart.
 TRIAL_POSITIONS_A_WEIGHT = 40
 
@@ -36,17 +37,20 @@ class CalibratedGuide:
         """Return the divergence of the outputs when one layer alone is grouped and fitted."""
         return sensitivities(
             self.model,
+            self.model,
             groupings,
             self.calibration.feeds(SAMPLES),
             probes=-(-PROBES // self.calibration.batch),
-            seed=self.seed,
-            jobs=self.jobs,
+            effort=self._quick,
             progress=self.progress,
         )
 
+    @property
+    def _quick(self) -> Effort:
+        return Effort(positions_a_weight=TRIAL_POSITIONS_A_WEIGHT, seed=self.seed, jobs=self.jobs)
+
     def judge(self, plan: Plan) -> float:
         """Return the divergence of the outputs after the plan and a quick reconstruction, a small error for a good plan."""
-        effort = Effort(positions_a_weight=TRIAL_POSITIONS_A_WEIGHT, seed=self.seed, jobs=self.jobs)
         seen = -(-SAMPLES // self.calibration.batch)
         masked = mask(self.model, plan)
         fitted = reconstruct(
@@ -54,11 +58,12 @@ class CalibratedGuide:
             masked,
             plan_sites(masked, plan),
             islice(self.calibration.feeds(), seen),
-            effort=effort,
+            effort=self._quick,
             progress=self.progress,
         )
         # On other samples than it was fitted to, where there are some.
-        gaps = list(self._gaps(fitted.model, seen, 2 * seen)) or list(self._gaps(fitted.model, 0, seen))
+        judged = -(-JUDGED // self.calibration.batch)
+        gaps = list(self._gaps(fitted.model, seen, seen + judged)) or list(self._gaps(fitted.model, 0, seen))
         return float(np.mean(gaps))
 
     def _gaps(self, model: onnx.ModelProto, start: int, stop: int) -> Iterator[float]:
