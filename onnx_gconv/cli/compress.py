@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
 from onnx_gconv.cli.plan import feasible_plans, searched
-from onnx_gconv.cli.recovering import guide, open_calibration, recovered
+from onnx_gconv.cli.recovering import guide, open_calibration, recovered, with_strengths
 from onnx_gconv.cli.rewriting import Rewritten, rewrite
 from onnx_gconv.cli.source import Source, default_output, open_source, read_network
 from onnx_gconv.cli.story import Story
@@ -93,6 +93,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     source = open_source(args)
     network = read_network(source, story)
     calibration = open_calibration(source, args)
+    requests = with_strengths(requests, source, network, calibration)
     judged = None if args.eval is None else open_data(args.eval, source.model, preprocessing=options.preprocessing(args))
     read_done = time.perf_counter()
     attempt = _attempt(source, network, requests, calibration, args, story)
@@ -139,7 +140,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         from onnx_gconv.report.tables import print_outcome, print_plan, print_skipped
 
         if args.verbose:
-            print_plan(plan, layer_bounds(source.model, network, plan))
+            print_plan(plan, layer_bounds(source.model, network, plan, requests[0]))
             print_skipped([(conv.name, conv.reason) for conv in plan.skipped], title="Convs that stay as they are")
         print_outcome(outcome)
     stem = output.with_suffix("")
