@@ -37,7 +37,7 @@ def guide(
         return None
     from onnx_gconv.recover.guide import CalibratedGuide
 
-    return CalibratedGuide(source.model, calibration, args.seed, args.jobs, progress)
+    return CalibratedGuide(source.model, calibration, seed=args.seed, jobs=args.jobs, progress=progress)
 
 
 def with_strengths(
