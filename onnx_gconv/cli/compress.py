@@ -66,7 +66,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
     requests = options.requests(args)
     from onnx_gconv.files import staged
-    from onnx_gconv.model.file import bytes_on_disk, has_external_data, save
+    from onnx_gconv.model.file import save
     from onnx_gconv.plan import to_json as plan_json
     from onnx_gconv.planning.bounds import layer_bounds
     from onnx_gconv.report.record import Cost, Outcome
@@ -84,13 +84,13 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     solve, search = attempt.planned.solve_seconds, attempt.planned.search_seconds
     rest = time.perf_counter() - read_done - solve - search
     with staged(output.parent) as staging:
-        save(rewritten.grouped, staging / output.name, external_data=has_external_data(source.path))
+        size = save(rewritten.grouped, staging / output.name, external_data=source.has_external_data)
         count = network.count
         outcome = Outcome(
             model=str(source.path),
             output=str(output),
-            before=Cost(count.params, count.macs, bytes_on_disk(source.path), len(source.model.graph.node)),
-            after=_cost(source, rewritten.grouped, bytes_on_disk(staging / output.name)),
+            before=Cost(count.params, count.macs, source.bytes_on_disk, len(source.model.graph.node)),
+            after=_cost(source, rewritten.grouped, size),
             gathers=rewritten.gathers,
             gather_reasons=rewritten.reasons,
             latency=attempt.latency,
