@@ -80,7 +80,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     requests = options.requests(args)
     from onnx_gconv.data.open import open_data
     from onnx_gconv.files import staged
-    from onnx_gconv.model.file import bytes_on_disk, has_external_data, save
+    from onnx_gconv.model.file import save
     from onnx_gconv.plan import to_json as plan_json
     from onnx_gconv.planning.bounds import layer_bounds
     from onnx_gconv.report.record import Cost, Outcome
@@ -114,13 +114,13 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         "evaluate": time.perf_counter() - recovery_done,
     }
     with staged(output.parent) as staging:
-        save(rewritten.grouped, staging / output.name, external_data=has_external_data(source.path))
+        size = save(rewritten.grouped, staging / output.name, external_data=source.has_external_data)
         count = network.count
         outcome = Outcome(
             model=str(source.path),
             output=str(output),
-            before=Cost(count.params, count.macs, bytes_on_disk(source.path), len(source.model.graph.node)),
-            after=_cost(source, rewritten.grouped, bytes_on_disk(staging / output.name)),
+            before=Cost(count.params, count.macs, source.bytes_on_disk, len(source.model.graph.node)),
+            after=_cost(source, rewritten.grouped, size),
             gathers=rewritten.gathers,
             gather_reasons=rewritten.reasons,
             latency=attempt.latency,
