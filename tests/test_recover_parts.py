@@ -175,17 +175,17 @@ def test_inputs_that_never_vary_keep_their_weights_and_the_intercept_takes_the_r
     prior = Coefficients(np.random.default_rng(1).standard_normal((3, 6, 4)), np.zeros((3, 4)))
     found = solve(sums([(u, t)]), prior, damping=1e-3, has_intercept=True)
     given = u[:, 0].astype(np.float64)
-    np.testing.assert_allclose(found.weight, prior.weight, atol=1e-3)
+    np.testing.assert_allclose(found.weight, prior.weight, atol=1e-4)
     predicted = np.einsum("bi,bio->bo", given, found.weight) + found.intercept
-    np.testing.assert_allclose(predicted, t.mean(axis=1, dtype=np.float64), rtol=1e-6)
+    np.testing.assert_allclose(predicted, t.mean(axis=1, dtype=np.float64), atol=1e-9)
 
 
-@pytest.mark.parametrize("offset", [100, 3000])
+@pytest.mark.parametrize("offset", [100, 1000])
 def test_inputs_far_off_centre_are_fitted_as_well_as_centred_ones(offset: float) -> None:
     u, t = rows()
     weight, _ = lstsq(u, t, has_intercept=True)
     found = solve(sums([(u + np.float32(offset), t)]), no_prior(u, t), damping=TINY_DAMPING, has_intercept=True)
-    # The inputs themselves are rounded to 6e-8 of the offset: 2e-4 at 3000, against a spread of 1.
+    # The inputs themselves are rounded to 6e-8 of the offset: 6e-5 at 1000, against a spread of 1.
     np.testing.assert_allclose(found.weight, weight, atol=1e-3)
 
 
