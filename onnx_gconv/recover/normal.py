@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
 Rows = tuple[NDArray[np.float32], NDArray[np.float32]]  # inputs (blocks, positions, inputs), targets (blocks, positions, outputs)
+ROUNDING = 1e-10  # what float64 sums may be off by, relative, with room
 
 
 @dataclass
@@ -52,17 +53,24 @@ class Coefficients:
 def sums(parts: Sequence[Rows]) -> Sums:
     """Return the moments of some inputs and targets.
 
-    Products in float32, where they are three times faster; the parts are few, and their sums are added in float64.
+    Products in float32, where they are three times faster; the parts are few, and their sums are added in float64. The
+    products are of numbers about their mean, which is added back in float64: far off centre, float32 would lose the spread.
     """
     u, t = (np.ascontiguousarray(np.concatenate(arrays, axis=1)) for arrays in zip(*parts, strict=True))
+    count = u.shape[1]
+    total_u, total_t = (values.sum(axis=1, dtype=np.float64) for values in (u, t))
+    at_u, at_t = ((total / count).astype(np.float32) for total in (total_u, total_t))
+    u -= at_u[:, None]
+    t -= at_t[:, None]
+    sum_u, sum_t = total_u - count * at_u.astype(np.float64), total_t - count * at_t.astype(np.float64)
     transposed = u.transpose(0, 2, 1)
     return Sums(
-        u.shape[1],
-        u.sum(axis=1, dtype=np.float64),
-        t.sum(axis=1, dtype=np.float64),
-        np.matmul(transposed, u).astype(np.float64),
-        np.matmul(transposed, t).astype(np.float64),
-        np.square(t, dtype=np.float64).sum(axis=1),
+        count,
+        total_u,
+        total_t,
+        np.matmul(transposed, u) + _outer(sum_u, at_u) + _outer(at_u, total_u),
+        np.matmul(transposed, t) + _outer(sum_u, at_t) + _outer(at_u, total_t),
+        np.square(t, dtype=np.float64).sum(axis=1) + at_t * (sum_t + total_t),
     )
 
 
@@ -76,7 +84,9 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
     size = gram.shape[1]
     weight = np.empty_like(prior.weight)
     for block in range(len(gram)):
-        ridge = damping * float(np.trace(gram[block])) / size or 1.0  # nothing ever came in: all stays as it was
+        # Inputs that do not vary leave nothing but rounding in the Gram matrix, which must not decide anything.
+        spread = max(damping * float(np.trace(gram[block])), ROUNDING * float(np.trace(total.uu[block])))
+        ridge = spread / size or 1.0  # nothing ever came in: all stays as it was
         matrix = gram[block] + ridge * np.eye(size)
         weight[block] = scipy.linalg.solve(matrix, cross[block] + ridge * prior.weight[block], assume_a="pos")
     if not has_intercept:
@@ -85,9 +95,13 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
     return Coefficients(weight, means[1] - np.einsum("bi,bio->bo", means[0], weight))
 
 
+def _outer(a: NDArray[np.floating], b: NDArray[np.floating]) -> Doubles:
+    return a[:, :, None] * b[:, None, :]
+
+
 def _centred(total: Sums) -> tuple[Doubles, Doubles]:
-    gram = total.uu - total.u[:, :, None] * total.u[:, None, :] / total.count
-    cross = total.ut - total.u[:, :, None] * total.t[:, None, :] / total.count
+    gram = total.uu - _outer(total.u, total.u) / total.count
+    cross = total.ut - _outer(total.u, total.t) / total.count
     return gram, cross
 
 
