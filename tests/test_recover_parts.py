@@ -102,7 +102,9 @@ def test_positions_are_drawn_without_replacement_and_all_are_taken_where_they_ar
 # --- normal equations -----------------------------------------------------------------------------------------------------
 
 
-def rows(*, blocks: int = 3, positions: int = 400, inputs: int = 6, outputs: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def rows(
+    *, blocks: int = 3, positions: int = 400, inputs: int = 6, outputs: int = 4, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs off centre, and targets that are an affine function of them but for noise."""
     rng = np.random.default_rng(seed)
     u = rng.standard_normal((blocks, positions, inputs)) + rng.standard_normal((blocks, 1, inputs))
