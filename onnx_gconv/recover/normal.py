@@ -1,15 +1,38 @@
 """Normal equations of a site, added up batch by batch, and their solution."""
 
+import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
-Rows = tuple[NDArray[np.float32], NDArray[np.float32]]  # inputs (blocks, positions, inputs), targets (blocks, positions, outputs)
+Floats = NDArray[np.float32]
 ROUNDING = 1e-10  # what float64 sums may be off by, relative, with room
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a site sees and should give, position by position."""
+
+    u: Floats  # (blocks, positions, inputs)
+    t: Floats  # (blocks, positions, outputs)
+    added: Floats | None  # what a shortcut adds behind it, where an activation follows on that: (blocks, positions, outputs)
+
+    @property
+    def nbytes(self) -> int:
+        return self.u.nbytes + self.t.nbytes + (0 if self.added is None else self.added.nbytes)
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """Return the rows as one."""
+    if len(parts) == 1:
+        return parts[0]
+    added = [part.added for part in parts if part.added is not None]
+    u, t = (np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("u", "t"))
+    return Rows(u, t, np.concatenate(added, axis=1) if added else None)
 
 
 @dataclass
@@ -50,28 +73,58 @@ class Coefficients:
     intercept: Doubles  # (blocks, outputs)
 
 
-def sums(parts: Sequence[Rows]) -> Sums:
-    """Return the moments of some inputs and targets.
+def sums(rows: Rows) -> Sums:
+    """Return the moments of some rows.
 
-    Products in float32, where they are three times faster; the parts are few, and their sums are added in float64. The
+    Products in float32, where they are three times faster; the rows are few, and their sums are added in float64. The
     products are of numbers about their mean, which is added back in float64: far off centre, float32 would lose the spread.
     """
-    u, t = (np.ascontiguousarray(np.concatenate(arrays, axis=1)) for arrays in zip(*parts, strict=True))
-    count = u.shape[1]
-    total_u, total_t = (values.sum(axis=1, dtype=np.float64) for values in (u, t))
-    at_u, at_t = ((total / count).astype(np.float32) for total in (total_u, total_t))
-    u -= at_u[:, None]
-    t -= at_t[:, None]
-    sum_u, sum_t = total_u - count * at_u.astype(np.float64), total_t - count * at_t.astype(np.float64)
-    transposed = u.transpose(0, 2, 1)
-    return Sums(
-        count,
-        total_u,
-        total_t,
-        np.matmul(transposed, u) + _outer(sum_u, at_u) + _outer(at_u, total_u),
-        np.matmul(transposed, t) + _outer(sum_u, at_t) + _outer(at_u, total_t),
-        np.square(t, dtype=np.float64).sum(axis=1) + at_t * (sum_t + total_t),
-    )
+    u = _Centred.of(rows.u)
+    t, ut, tt = target_sums(rows)
+    return Sums(rows.u.shape[1], u.total, t, u.times(u), ut, tt)
+
+
+def target_sums(rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
+    """Return the moments that the targets have a part in: t, ut and tt."""
+    u, t = _Centred.of(rows.u), _Centred.of(rows.t)
+    squares = np.square(t.values, dtype=np.float64).sum(axis=1) + t.centre * (t.rest + t.total)
+    return t.total, u.times(t), squares
+
+
+@dataclass(frozen=True, eq=False)
+class _Centred:
+    """Values (blocks, positions, channels) about a centre near their mean."""
+
+    values: Floats
+    centre: Doubles  # (blocks, channels)
+    total: Doubles  # sum of the values as they were
+    rest: Doubles  # sum of the values about the centre: not quite zero
+
+    @classmethod
+    def of(cls, values: Floats) -> "_Centred":
+        total = values.sum(axis=1, dtype=np.float64)
+        centre = (total / values.shape[1]).astype(np.float32)
+        return cls(values - centre[:, None], centre.astype(np.float64), total, total - values.shape[1] * centre.astype(np.float64))
+
+    def times(self, other: "_Centred") -> Doubles:
+        """Return the sum over the positions of the outer products of the values as they were."""
+        product = np.matmul(self.values.transpose(0, 2, 1), other.values)
+        return np.asarray(product + _outer(self.rest, other.centre) + _outer(self.centre, other.total))
+
+
+def _outer(a: Doubles, b: Doubles) -> Doubles:
+    return np.asarray(a[:, :, None] * b[:, None, :])
+
+
+def retarget(total: Sums, parts: Iterable[tuple[Doubles, Doubles, Doubles]]) -> Sums:
+    """Return the moments of the same inputs with other targets."""
+    t, ut, tt = (functools.reduce(np.add, each) for each in zip(*parts, strict=True))
+    return replace(total, t=t, ut=ut, tt=tt)
+
+
+def predict(rows: Rows, at: Coefficients) -> Floats:
+    """Return what these coefficients give: (blocks, positions, outputs)."""
+    return np.asarray(np.matmul(rows.u, at.weight.astype(np.float32)) + at.intercept.astype(np.float32)[:, None, :])
 
 
 def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bool) -> Coefficients:
@@ -93,10 +146,6 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
         return Coefficients(weight, prior.intercept)
     means = total.u / total.count, total.t / total.count
     return Coefficients(weight, means[1] - np.einsum("bi,bio->bo", means[0], weight))
-
-
-def _outer(a: NDArray[np.floating], b: NDArray[np.floating]) -> Doubles:
-    return a[:, :, None] * b[:, None, :]
 
 
 def _centred(total: Sums) -> tuple[Doubles, Doubles]:
