@@ -256,10 +256,14 @@ def test_what_is_dropped_frees_memory_and_disk(temporary: Path) -> None:
 
 
 def test_the_files_of_a_store_are_gone_after_a_failure(temporary: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Store(memory_bytes=0) as store:
-        store.put("a", 0, np.zeros(10))
-        assert len(files_in(temporary)) == 1
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with Store(memory_bytes=0) as store:
+            store.put("a", 0, np.zeros(10))
+            assert len(files_in(temporary)) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list(temporary.iterdir()) == []
 
 
@@ -297,7 +301,7 @@ def test_of_logits_it_is_that_of_their_softmax_whatever_is_added_to_a_row() -> N
 
 def test_of_other_outputs_it_is_the_relative_squared_error() -> None:
     boxes = np.array([[[3.0, 4.0]]])
-    assert divergence({"y": boxes}, {"y": boxes + [[[0.0, 1.0]]]}) == pytest.approx(1 / 25)
+    assert divergence({"y": boxes}, {"y": boxes + np.array([0.0, 1.0])}) == pytest.approx(1 / 25)
     single = np.array([[3.0], [4.0]])  # one number a sample is no choice of classes
     assert divergence({"y": single}, {"y": single + 1}) == pytest.approx(2 / 25)
 
