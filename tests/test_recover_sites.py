@@ -177,7 +177,7 @@ def test_a_gemms_blocks_are_all_its_channels(transposed: int) -> None:
 
 
 def test_blocks_are_the_groups_that_a_conv_has() -> None:
-    model = net("d = Conv <group = 4> (x, w, b1) y = Conv <group = 2> (d, v, b2)", w=normal(8, 1, 3, 3), v=normal(6, 4, 1, 1))
+    model = net("d = Conv <group = 4> (x, w) y = Conv <group = 2> (d, v)", w=normal(8, 1, 3, 3), v=normal(6, 4, 1, 1))
     depthwise, grouped = sites_of(model).values()
     assert depthwise.outputs.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert depthwise.inputs.tolist() == [[0], [1], [2], [3]]

@@ -79,9 +79,10 @@ def sums(rows: Rows) -> Sums:
     Products in float32, where they are three times faster; the rows are few, and their sums are added in float64. The
     products are of numbers about their mean, which is added back in float64: far off centre, float32 would lose the spread.
     """
-    u = _Centred.of(rows.u)
-    t, ut, tt = target_sums(rows)
-    return Sums(rows.u.shape[1], u.total, t, u.times(u), ut, tt)
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found in the sum of all
+        u = _Centred.of(rows.u)
+        t, ut, tt = target_sums(rows)
+        return Sums(rows.u.shape[1], u.total, t, u.times(u), ut, tt)
 
 
 def target_sums(rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
