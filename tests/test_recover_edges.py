@@ -95,7 +95,7 @@ def test_samples_that_make_an_activation_infinite_are_refused_by_the_layers_name
         recover(dense, plan_of(), [{"x": images}])
     halves = {("y", 2): Grouping(2, np.arange(4), np.arange(4), 0.5)}
     with pytest.raises(DataError, match="'y'"):
-        sensitivities(dense, halves, [{"x": images}], probes=1, seed=0, jobs=1, progress=lambda *_: None)
+        sensitivities(dense, dense, halves, [{"x": images}], probes=1, effort=Effort(), progress=lambda *_: None)
 
 
 def test_a_shared_weight_that_is_masked_in_two_ways_is_fitted_in_two_ways() -> None:

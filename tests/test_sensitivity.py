@@ -38,7 +38,7 @@ def measure(
     jobs: int = 1,
 ) -> Mapping[tuple[str, int], float]:
     groupings = {(layer.name, layer.groups): grouping(layer) for layer in layers}
-    return sensitivities(model, groupings, feeds, probes=probes, seed=0, jobs=jobs, progress=lambda *_: None)
+    return sensitivities(model, model, groupings, feeds, probes=probes, effort=Effort(jobs=jobs), progress=lambda *_: None)
 
 
 def kl(reference: np.ndarray, found: np.ndarray) -> float:
