@@ -138,7 +138,7 @@ class Fit:
         """A bias that is not its own is added whatever is fitted."""
         if self.bias is None or self.site.bias:
             return np.zeros(self.site.outputs.size)
-        return self.bias.astype(np.float64)
+        return np.broadcast_to(self.bias.astype(np.float64).reshape(-1), self.site.outputs.size)
 
     @property
     def _tail(self) -> tuple[Doubles, Doubles]:
