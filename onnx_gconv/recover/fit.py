@@ -53,13 +53,15 @@ class Fit:
 
     def goal(self, dense: Array, shortcut: Array | None) -> Floats:
         """Return what the site itself has to give so that its target comes out: past the shortcut and the normalization."""
-        channels = (-1, *[1] * (dense.ndim - 2))
+        channels = (-1, *[1] * (self.weight.ndim - 2))
         wanted = dense.astype(np.float32)
         if shortcut is None:
             wanted -= self._foreign_bias.astype(np.float32).reshape(channels)
         else:
             scale, offset = (value.astype(np.float32).reshape(channels) for value in self._tail)
             wanted -= shortcut.astype(np.float32)
+            if wanted.ndim > self.weight.ndim:  # the shortcut has a higher rank
+                wanted = wanted.mean(axis=tuple(range(wanted.ndim - self.weight.ndim)))
             wanted -= offset
             wanted /= scale
         return wanted
@@ -80,8 +82,12 @@ class Fit:
         seen = views if chosen is None else views[chosen]
         u = np.ascontiguousarray(seen, dtype=np.float32).reshape(-1, images.shape[1], math.prod(self.kernel))
         blocks = u.transpose(1, 0, 2)[site.inputs].transpose(0, 2, 1, 3).reshape(len(site.inputs), len(u), -1)
-        added = outputs(shortcut) if shortcut is not None and site.clamp is not None else None
-        return Rows(np.ascontiguousarray(blocks), outputs(self.goal(dense, shortcut)), added)
+        goal = self.goal(dense, shortcut)
+        is_spread = (len(goal), *goal.shape[2:]) != places or dense.ndim > goal.ndim
+        added = None
+        if shortcut is not None and site.clamp is not None and not is_spread:
+            added = outputs(np.broadcast_to(shortcut, dense.shape))
+        return Rows(np.ascontiguousarray(blocks), outputs(_at_places(goal, places)), added)
 
     def relaxed(self, rows: Rows, at: Coefficients) -> Rows:
         """Return the rows with targets moved to what is found, wherever the activation behind makes no difference.
@@ -90,6 +96,8 @@ class Fit:
         makes the error behind the activation larger: it is the least-squares step of a majorisation.
         """
         assert self.site.clamp is not None
+        if self.site.shortcut and rows.added is None:
+            return rows  # one output is added to many places, and what passes differs from place to place
         low, high = self.site.clamp
         scale, offset = (value.astype(np.float32)[self.site.outputs][:, None, :] for value in self._tail)
         base = offset if rows.added is None else offset + rows.added
@@ -162,6 +170,17 @@ class Fit:
     def _columns(self) -> NDArray[np.int64]:
         """Which column of the weight each input has: a Conv with groups has columns for one group's inputs only."""
         return np.asarray(self.site.inputs % self._rows.shape[1])
+
+
+def _at_places(goal: Floats, places: tuple[int, ...]) -> Floats:
+    """Return the goal at the site's own places.
+
+    The sum of a pooled branch and a whole image is wanted at every place of the image; the branch gives all of them one
+    value, and of all values their mean is closest to them.
+    """
+    sizes = (len(goal), *goal.shape[2:])
+    axes = [axis for axis, (size, place) in enumerate(zip(sizes, places, strict=True)) if place == 1 < size]
+    return np.asarray(goal.mean(axis=tuple(axis + (axis > 0) for axis in axes), keepdims=True)) if axes else goal
 
 
 def _cast(value: Doubles, like: Array) -> Array:
