@@ -1,6 +1,7 @@
 """Least squares done once more, the plain way, to hold recovery against; and what its tests are built of."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -78,26 +79,57 @@ def unfold(images: np.ndarray, conv: onnx.NodeProto, kernel: Sequence[int]) -> n
     return np.moveaxis(columns, 1, -1).reshape(-1, channels, size).astype(np.float64)
 
 
+@dataclass(frozen=True)
+class Behind:
+    """What follows on a Conv: something may be added, then only values from `low` to `high` pass."""
+
+    low: float
+    high: float = np.inf
+    added: np.ndarray | None = None
+    rounds: int = 0  # of moving targets that do not pass to where the fit has them, and fitting again
+
+
 def fit_conv(
-    images: np.ndarray, target: np.ndarray, conv: onnx.NodeProto, prior: np.ndarray, layer: PlannedLayer, *, damping: float
+    images: np.ndarray,
+    target: np.ndarray,
+    conv: onnx.NodeProto,
+    prior: np.ndarray,
+    layer: PlannedLayer,
+    *,
+    damping: float,
+    behind: Behind | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight and bias of a Conv with one group, fitted within the layer's groups by NumPy's least squares.
 
-    Damping is a row for each unknown that asks it to stay what it was.
+    The target is what comes out behind what is added. Damping is a row for each unknown that asks it to stay what it was.
     """
+    behind = behind or Behind(-np.inf)
     columns = unfold(images, conv, prior.shape[2:])
-    wanted = np.moveaxis(target, 1, -1).reshape(len(columns), -1).astype(np.float64)
+    total = np.moveaxis(target, 1, -1).reshape(len(columns), -1).astype(np.float64)
+    added = np.zeros_like(total)
+    if behind.added is not None:
+        added += np.moveaxis(behind.added, 1, -1).reshape(len(columns), -1)
     weight, bias = np.zeros(prior.shape), np.zeros(len(prior))
     ins, outs = (np.reshape(order, (layer.groups, -1)) for order in (layer.in_order, layer.out_order))
     for inputs, chosen in zip(ins, outs, strict=True):
-        u, t = columns[:, inputs].reshape(len(columns), -1), wanted[:, chosen]
-        u_mean, t_mean = u.mean(axis=0), t.mean(axis=0)
         block = np.ix_(chosen, inputs)
-        before = prior[block].reshape(len(chosen), -1).T.astype(np.float64)
-        root = np.sqrt(damping * np.square(u - u_mean).sum() / u.shape[1])
-        found = np.linalg.lstsq(
-            np.vstack([u - u_mean, root * np.eye(u.shape[1])]), np.vstack([t - t_mean, root * before]), rcond=None
-        )[0]
+        u, before = columns[:, inputs].reshape(len(columns), -1), prior[block].reshape(len(chosen), -1).T.astype(np.float64)
+        wanted, base = total[:, chosen].copy(), added[:, chosen]
+        found, constant = damped_lstsq(u, wanted - base, before, damping)
+        for _ in range(behind.rounds):
+            now = u @ found + constant + base
+            moved = np.where(wanted <= behind.low, np.minimum(now, behind.low), wanted)
+            moved = np.where(wanted >= behind.high, np.maximum(now, behind.high), moved)
+            found, constant = damped_lstsq(u, moved - base, before, damping)
         weight[block] = found.T.reshape(len(chosen), len(inputs), *prior.shape[2:])
-        bias[chosen] = t_mean - u_mean @ found
+        bias[chosen] = constant
     return weight, bias
+
+
+def damped_lstsq(u: np.ndarray, t: np.ndarray, before: np.ndarray, damping: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights and constants; the weights are pulled back to what they were, the constants are free."""
+    u_mean, t_mean = u.mean(axis=0), t.mean(axis=0)
+    root = np.sqrt(damping * np.square(u - u_mean).sum() / u.shape[1])
+    rows, targets = np.vstack([u - u_mean, root * np.eye(u.shape[1])]), np.vstack([t - t_mean, root * before])
+    found = np.linalg.lstsq(rows, targets, rcond=None)[0]
+    return found, t_mean - u_mean @ found

@@ -50,10 +50,19 @@ def test_a_bias_that_is_computed_from_the_input_is_left_to_be_computed() -> None
 
 
 @pytest.mark.parametrize("operands", ["c, x", "x, c"])
-def test_a_pooled_branch_may_be_added_to_every_place(operands: str) -> None:
-    text = f"m (float[N,4,6,6] x) => (float[N,4,6,6] y) {{ p = GlobalAveragePool (x) c = Conv (p, w, b) y = Add ({operands}) }}"
-    found = refitted(from_text(text, w=normal(4, 4, 1, 1), b=normal(4)), x=IMAGES)
-    assert found is not None
+@pytest.mark.parametrize("activation", ["Identity", "Relu"])
+def test_a_pooled_branch_may_be_added_to_every_place(operands: str, activation: str) -> None:
+    text = f"""m (float[N,4,6,6] x) => (float[N,4,6,6] y)
+        {{ p = GlobalAveragePool (x) c = Conv (p, w, b) s = Add ({operands}) y = {activation} (s) }}"""
+    refitted(from_text(text, w=normal(4, 4, 1, 1), b=normal(4)), x=IMAGES)
+
+
+@pytest.mark.parametrize("operands", ["c, p", "p, c"])
+@pytest.mark.parametrize("activation", ["Identity", "Relu"])
+def test_a_shortcut_may_be_smaller_than_what_it_is_added_to(operands: str, activation: str) -> None:
+    text = f"""m (float[N,4,6,6] x) => (float[N,4,6,6] y)
+        {{ p = ReduceMean <axes = [0, 2, 3], keepdims = 1> (x) c = Conv (x, w, b) s = Add ({operands}) y = {activation} (s) }}"""
+    refitted(from_text(text, w=normal(4, 4, 1, 1), b=normal(4)), x=IMAGES)
 
 
 def test_a_pooled_branch_that_is_added_everywhere_mends_the_mean_of_what_it_is_added_to() -> None:

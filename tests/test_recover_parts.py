@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from onnx_gconv.errors import DataError
 from onnx_gconv.recover.divergence import divergence
-from onnx_gconv.recover.normal import Coefficients, add_up, residual, solve, sums, variance
+from onnx_gconv.recover.normal import Coefficients, Rows, Sums, add_up, join, residual, solve, sums, variance
 from onnx_gconv.recover.patches import choose, patches, window_of
 from onnx_gconv.recover.store import Store
 from onnx_gconv.search.table import Option, Row, Table
@@ -113,6 +113,10 @@ def rows(
     return u.astype(np.float32), t.astype(np.float32)
 
 
+def moments(u: np.ndarray, t: np.ndarray) -> Sums:
+    return sums(Rows(u, t, None))
+
+
 def no_prior(u: np.ndarray, t: np.ndarray) -> Coefficients:
     return Coefficients(np.zeros((len(u), u.shape[2], t.shape[2])), np.zeros((len(u), t.shape[2])))
 
@@ -132,7 +136,7 @@ def lstsq(u: np.ndarray, t: np.ndarray, *, has_intercept: bool) -> tuple[np.ndar
 def test_the_solution_is_that_of_least_squares(*, has_intercept: bool, blocks: int) -> None:
     u, t = rows(blocks=blocks)
     weight, intercept = lstsq(u, t, has_intercept=has_intercept)
-    found = solve(sums([(u, t)]), no_prior(u, t), damping=TINY_DAMPING, has_intercept=has_intercept)
+    found = solve(moments(u, t), no_prior(u, t), damping=TINY_DAMPING, has_intercept=has_intercept)
     # Moments are summed in float32 products of 400 positions: 400 * 6e-8.
     np.testing.assert_allclose(found.weight, weight, atol=3e-5)
     np.testing.assert_allclose(found.intercept, intercept, atol=3e-5)
@@ -147,7 +151,7 @@ def test_damping_pulls_towards_the_prior_as_rows_added_to_least_squares_would(*,
     root = math.sqrt(0.1 * np.square(inputs - means[0]).sum() / 6)
     pulled = np.vstack([inputs - means[0], root * np.eye(6)]), np.vstack([targets - means[1], root * prior[0]])
     weight = np.linalg.lstsq(*pulled)[0]
-    found = solve(sums([(u, t)]), Coefficients(prior, np.zeros((1, 4))), damping=0.1, has_intercept=has_intercept)
+    found = solve(moments(u, t), Coefficients(prior, np.zeros((1, 4))), damping=0.1, has_intercept=has_intercept)
     np.testing.assert_allclose(found.weight[0], weight, atol=3e-5)
     np.testing.assert_allclose(found.intercept[0], means[1] - means[0] @ weight, atol=3e-5)
 
@@ -157,7 +161,7 @@ def test_inputs_that_are_always_zero_keep_their_weights(*, has_intercept: bool) 
     u, t = rows()
     u[:, :, 2] = 0
     prior = Coefficients(np.random.default_rng(1).standard_normal((3, 6, 4)), np.zeros((3, 4)))
-    found = solve(sums([(u, t)]), prior, damping=1e-3, has_intercept=has_intercept)
+    found = solve(moments(u, t), prior, damping=1e-3, has_intercept=has_intercept)
     np.testing.assert_allclose(found.weight[:, 2], prior.weight[:, 2], atol=1e-12)
     assert np.abs(found.weight[:, 3] - prior.weight[:, 3]).min() > 1e-3
 
@@ -165,7 +169,7 @@ def test_inputs_that_are_always_zero_keep_their_weights(*, has_intercept: bool) 
 def test_where_nothing_ever_comes_in_all_weights_stay_and_the_intercept_is_the_mean() -> None:
     u, t = rows()
     prior = Coefficients(np.random.default_rng(1).standard_normal((3, 6, 4)), np.zeros((3, 4)))
-    found = solve(sums([(np.zeros_like(u), t)]), prior, damping=1e-3, has_intercept=True)
+    found = solve(moments(np.zeros_like(u), t), prior, damping=1e-3, has_intercept=True)
     np.testing.assert_array_equal(found.weight, prior.weight)
     np.testing.assert_allclose(found.intercept, t.mean(axis=1, dtype=np.float64), atol=1e-12)
 
@@ -175,7 +179,7 @@ def test_inputs_that_never_vary_keep_their_weights_and_the_intercept_takes_the_r
     u, t = rows()
     u[:] = constant
     prior = Coefficients(np.random.default_rng(1).standard_normal((3, 6, 4)), np.zeros((3, 4)))
-    found = solve(sums([(u, t)]), prior, damping=1e-3, has_intercept=True)
+    found = solve(moments(u, t), prior, damping=1e-3, has_intercept=True)
     given = u[:, 0].astype(np.float64)
     np.testing.assert_allclose(found.weight, prior.weight, atol=1e-4)
     predicted = np.einsum("bi,bio->bo", given, found.weight) + found.intercept
@@ -186,7 +190,7 @@ def test_inputs_that_never_vary_keep_their_weights_and_the_intercept_takes_the_r
 def test_inputs_far_off_centre_are_fitted_as_well_as_centred_ones(offset: float) -> None:
     u, t = rows()
     weight, _ = lstsq(u, t, has_intercept=True)
-    found = solve(sums([(u + np.float32(offset), t)]), no_prior(u, t), damping=TINY_DAMPING, has_intercept=True)
+    found = solve(moments(u + np.float32(offset), t), no_prior(u, t), damping=TINY_DAMPING, has_intercept=True)
     # The inputs themselves are rounded to 6e-8 of the offset: 6e-5 at 1000, against a spread of 1.
     np.testing.assert_allclose(found.weight, weight, atol=1e-3)
 
@@ -196,15 +200,15 @@ def test_the_residual_and_the_variance_are_what_the_rows_give() -> None:
     rng = np.random.default_rng(1)
     at = Coefficients(rng.standard_normal((3, 6, 4)), rng.standard_normal((3, 4)))
     errors = t.astype(np.float64) - u.astype(np.float64) @ at.weight - at.intercept[:, None]
-    np.testing.assert_allclose(residual(sums([(u, t)]), at), np.square(errors).sum(axis=1), rtol=1e-4)
-    np.testing.assert_allclose(variance(sums([(u, t)])) / 400, t.astype(np.float64).var(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(residual(moments(u, t), at), np.square(errors).sum(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(variance(moments(u, t)) / 400, t.astype(np.float64).var(axis=1), rtol=1e-4)
 
 
 def test_moments_added_up_in_parts_are_those_of_all_rows_at_once() -> None:
     u, t = rows(positions=401)
-    parts = [(u[:, start : start + 100], t[:, start : start + 100]) for start in range(0, 401, 100)]
-    whole, together = sums([(u, t)]), sums(parts)
-    apart = add_up(sums([part]) for part in parts)
+    parts = [Rows(u[:, start : start + 100], t[:, start : start + 100], None) for start in range(0, 401, 100)]
+    whole, together = moments(u, t), sums(join(parts))
+    apart = add_up(map(sums, parts))
     assert (whole.count, together.count, apart.count) == (401, 401, 401)
     for name in ("u", "t", "uu", "ut", "tt"):
         np.testing.assert_array_equal(getattr(together, name), getattr(whole, name))
@@ -249,10 +253,10 @@ def test_what_is_dropped_frees_memory_and_disk(temporary: Path) -> None:
         store.drop("a")
         store.drop("b")
         assert files_in(temporary) == []
-        assert ("a" in store, "b" in store, store.names()) == (False, False, set())
+        assert (store.has("a", 0), store.has("b", 0), store.names()) == (False, False, set())
         store.put("c", 0, np.ones(12))  # 96 bytes: there is room only if the 80 of a came back
         assert files_in(temporary) == []
-        assert "c" in store
+        assert store.has("c", 0)
 
 
 def test_the_files_of_a_store_are_gone_after_a_failure(temporary: Path) -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from fitting import fit_conv, grouped, outputs
+from fitting import Behind, fit_conv, grouped, outputs, plan_of
 from numpy.typing import ArrayLike
 from tiny import conv_net, from_text, get_tensor, residual_net, set_tensor
 
 from onnx_gconv.plan import PlannedLayer
 from onnx_gconv.recover.reconstruct import Effort
 from onnx_gconv.recover.sensitivity import sensitivities
+from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.solve.grouping import Grouping
 
 RNG = np.random.default_rng(0)
@@ -38,7 +39,7 @@ def measure(
     jobs: int = 1,
 ) -> Mapping[tuple[str, int], float]:
     groupings = {(layer.name, layer.groups): grouping(layer) for layer in layers}
-    return sensitivities(model, groupings, feeds, probes=probes, seed=0, jobs=jobs, progress=lambda *_: None)
+    return sensitivities(model, model, groupings, feeds, probes=probes, effort=Effort(jobs=jobs), progress=lambda *_: None)
 
 
 def kl(reference: np.ndarray, found: np.ndarray) -> float:
@@ -155,3 +156,30 @@ def test_an_output_that_comes_out_before_a_layer_counts_as_unchanged() -> None:
     for name in "by":  # the mean of 0 and what the other output says
         assert found[name, 2] == pytest.approx(alone[name, 2] / 2, rel=1e-4)
     assert all(math.isfinite(cost) and cost > 0 for cost in found.values())
+
+
+def test_a_layer_that_reaches_no_output_costs_nothing() -> None:
+    text = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { y = Conv (x, w1) dead = Conv (y, w2) }"
+    model = from_text(text, w1=normal(4, 4, 1, 1), w2=normal(4, 4, 1, 1))
+    found = measure(model, [grouped("y", 4, 4), grouped("dead", 4, 4)], [{"x": normal(30, 4, 6, 6).astype(np.float32)}])
+    assert found["dead", 2] == 0 < found["y", 2]
+
+
+def test_in_a_compressed_model_a_layer_is_tried_in_the_company_of_the_others() -> None:
+    """`last` gets four groups in place of two, and is fitted to the dense sum on what the masked layers before it give."""
+    dense = residual_net()
+    feeds = [{"image": normal(40, 4, 6, 6).astype(np.float32)} for _ in range(2)]
+    whole = {"image": np.concatenate([batch["image"] for batch in feeds])}
+    masked = mask(dense, plan_of(grouped("stem", 8, 4, seed=1), grouped("last", 8, 8)))
+    layer = grouped("last", 8, 8, groups=4)
+    (total,), (source, stream) = outputs(dense, whole, "total"), outputs(masked, whole, "inner", "stream")
+    node = next(node for node in dense.graph.node if node.output[0] == "last")
+    weight, bias = fit_conv(
+        source, total, node, get_tensor(masked, "w2"), layer, damping=Effort().damping, behind=Behind(-np.inf, added=stream)
+    )
+    by_hand = set_tensor(set_tensor(onnx.ModelProto.FromString(masked.SerializeToString()), "w2", weight), "b2", bias)
+    gaps = [(outputs(dense, batch)[0].astype(np.float64), outputs(by_hand, batch)[0].astype(np.float64)) for batch in feeds]
+    expected = np.mean([np.square(one - two).sum() / np.square(one).sum() for one, two in gaps])
+    groupings = {("last", 4): grouping(layer)}
+    found = sensitivities(dense, masked, groupings, feeds, probes=2, effort=Effort(), progress=lambda *_: None)
+    assert found["last", 4] == pytest.approx(expected, rel=1e-3)

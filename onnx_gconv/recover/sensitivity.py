@@ -80,10 +80,16 @@ class _Rest:
         self._store = store
         known = {name: store.get(name, 0) for name in store.names()}
         weights: dict[str, NDArray[np.generic]] = fit.tensors(fit.before)
-        places = walk.flow.places_before(walk.flow.outputs, known)
-        self._session = session(walk.flow.piece(places, known | weights, walk.flow.outputs, {}), threads=1)
-        self._inputs = [value.name for value in self._session.get_inputs() if value.name not in weights]
+        self._made = [name for name in walk.flow.outputs if name in known]  # before the layer
+        left = [name for name in walk.flow.outputs if name not in known]
+        places = walk.flow.places_before(left, known)
+        self._session = session(walk.flow.piece(places, known | weights, left, {}), threads=1) if left else None
+        self._inputs = [] if self._session is None else [value.name for value in self._session.get_inputs()]
 
     def outputs(self, batch: int, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, object]:
         """Return the model's outputs with these weights in the layer."""
-        return run(self._session, {name: self._store.get(name, batch) for name in self._inputs} | dict(weights))
+        made: dict[str, object] = {name: self._store.get(name, batch) for name in self._made}
+        if self._session is None:
+            return made
+        feeds = {name: weights[name] if name in weights else self._store.get(name, batch) for name in self._inputs}
+        return made | run(self._session, feeds)
