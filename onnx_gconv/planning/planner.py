@@ -20,8 +20,6 @@ from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
 
-TRIAL_ROUNDS = 1  # of measuring in company and searching again
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -148,9 +146,9 @@ def plan_within(prepared: Prepared, budget: Budget, *, sha256: str) -> Planned:
 def _guided(prepared: Prepared, budget: Budget, guide: Guide, sha256: str) -> Planned:
     """Return the plan by measured costs: of each layer grouped alone, or by trial.
 
-    What layers cost alone adds up only while it is little. So a trial measures them again in the company of the plan that
-    was found, searches on all that was measured so far, and so on. Of all plans on the way, and those by costs that need no
-    measuring, it takes the one that the guide judges best.
+    What layers cost alone adds up only while it is little. So a trial judges the plan by those costs beside plans by costs
+    that need no measuring, measures the layers again in the company of the best one, and searches on that. The greater the
+    effort, the more companies. The plan that the guide judges best wins.
     """
     table = prepared.table
     assert table is not None
@@ -158,19 +156,26 @@ def _guided(prepared: Prepared, budget: Budget, guide: Guide, sha256: str) -> Pl
     def search(costs: Mapping[tuple[str, int], float]) -> Planned:
         return plan_within(replace(prepared, table=table.priced(costs)), budget, sha256=sha256)
 
-    plans = [search(_kept_costs(prepared.groupings, cost)) for cost in ("log", "share")]
-    measured = dict(guide.costs(prepared.groupings, None))
-    found = search(measured)
+    unmeasured = [search(_kept_costs(prepared.groupings, cost)) for cost in ("log", "share")]
+    alone = search(guide.costs(prepared.groupings, None))
     if prepared.request.cost == "sensitivity":
-        return found
-    for _ in range(TRIAL_ROUNDS):
-        plans.append(found)
-        for key, cost in guide.costs(prepared.groupings, found.plan).items():
-            measured[key] = measured.get(key, 0.0) + cost
-        found = search(measured)
-    plans.append(found)
-    distinct = {planned.plan.layers: planned for planned in plans}
-    return min(distinct.values(), key=lambda planned: guide.judge(planned.plan))
+        return alone
+    judged: dict[tuple[PlannedLayer, ...], tuple[float, Planned]] = {}
+
+    def best_of(plans: Sequence[Planned]) -> Planned:
+        for planned in plans:
+            if planned.plan.layers not in judged:
+                judged[planned.plan.layers] = guide.judge(planned.plan), planned
+        return min((judged[planned.plan.layers] for planned in plans), key=lambda pair: pair[0])[1]
+
+    plans = [alone, *unmeasured]
+    companies: list[Planned] = []
+    for effort in range(prepared.request.solver.effort):
+        company = best_of(unmeasured if effort == 1 else plans)
+        if company not in companies:
+            companies.append(company)
+            plans.append(search(guide.costs(prepared.groupings, company.plan)))
+    return best_of(plans)
 
 
 def _kept_costs(groupings: Groupings, cost: CostName) -> dict[tuple[str, int], float]:

@@ -1,7 +1,9 @@
 """What grouping one layer does to the model's outputs: the cost that a search should add up."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
@@ -11,7 +13,7 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.recover.divergence import divergence
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.normal import Sums, solve
+from onnx_gconv.recover.normal import Coefficients, Sums, residual, solve, variance
 from onnx_gconv.recover.reconstruct import Effort, Progress, shared_rows, site_reads, total_moments
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.recover.store import Store
@@ -37,7 +39,7 @@ def sensitivities(
 
     Everything else is as `model` has it: the dense model itself, or one masked and recovered, whose layers are then tried
     with other groups in the company of the rest. Both are walked through once; from each layer on, what is left of `model`
-    runs once for each number of groups, on the first `probes` batches only. A layer that cannot be fitted has no entry.
+    runs once for every other number of groups, on the first `probes` batches only. A layer that cannot be fitted has no entry.
     """
     flows = Flow(dense), Flow(model)
     constants = Constants(model)
@@ -60,17 +62,46 @@ def sensitivities(
             walk.tidy()
             rest = _Rest(walk, store, fit)
 
-            def cost(key: Key, fit: Fit = fit, total: Sums = total, rest: _Rest = rest) -> float:
-                other, part = fit.regrouped(total, groupings[key])
-                new = solve(part, other.before, damping=effort.damping, has_intercept=fit.site.has_intercept)
-                tensors = other.tensors(new)
-                gaps = [divergence(expected[at], rest.outputs(batch, tensors)) for at, batch in enumerate(probed)]
+            def measured(at: Fitted, rest: _Rest = rest) -> float:
+                tensors = at.fit.tensors(at.coefficients)
+                gaps = [divergence(one, rest.outputs(batch, tensors)) for one, batch in zip(expected, probed, strict=True)]
                 return float(np.mean(gaps))
 
-            keys = [key for key in groupings if key[0] == site.name]
-            found |= dict(zip(keys, pool.map(cost, keys), strict=True))
+            keys = sorted((key for key in groupings if key[0] == site.name), key=lambda key: key[1])
+            fitted = list(pool.map(partial(_fitted, fit, total, effort), (groupings[key] for key in keys)))
+            every_other = sorted({*range(0, len(keys), 2), len(keys) - 1})
+            costs = list(pool.map(measured, (fitted[at] for at in every_other)))
+            found |= zip(keys, _between([at.error for at in fitted], every_other, costs), strict=True)
     progress(len(sites), len(sites), "done")
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A layer fitted in some groups, and the squared error that leaves, as a share of its target's variance."""
+
+    fit: Fit
+    coefficients: Coefficients
+    error: float
+
+
+def _fitted(fit: Fit, total: Sums, effort: Effort, grouping: Grouping) -> Fitted:
+    other, part = fit.regrouped(total, grouping)
+    new = solve(part, other.before, damping=effort.damping, has_intercept=fit.site.has_intercept)
+    error = float(residual(part, new).sum()) / (float(variance(part).sum()) or 1.0)
+    return Fitted(other, new, error)
+
+
+def _between(errors: Sequence[float], at: Sequence[int], costs: Sequence[float]) -> list[float]:
+    """Return the cost for each error, having measured some: what is in between follows the error.
+
+    Outputs move with the error of a layer, so the errors, which are cheap to know, say where between two measurements a cost lies.
+    """
+    order = np.argsort([errors[index] for index in at], kind="stable")
+    known = np.array([errors[index] for index in at])[order]
+    result = np.interp(errors, known, np.array(costs)[order])
+    result[list(at)] = costs
+    return [float(cost) for cost in result]
 
 
 class _Rest:
