@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from onnx_gconv.errors import DataError
 from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.recover.normal import Coefficients, Doubles, Floats, Rows, Sums, predict
@@ -71,6 +72,11 @@ class Fit:
     def rows(self, images: Array, dense: Array, shortcut: Array | None, *, most: int, rng: np.random.Generator) -> Rows:
         """Return what the site sees and should give in one batch, at `most` of its positions at most."""
         site = self.site
+        if not all(np.isfinite(values).all() for values in (images, dense, shortcut) if values is not None):
+            raise DataError(
+                f"on the calibration samples, what goes into layer {site.label!r} or comes out of it is not finite.",
+                hint="look for NaN and very large numbers in the data; a model in float16 may overflow",
+            )
         views = images if site.is_gemm else patches(images, window_of(site.node, self.kernel, images.shape[2:]))
         places = views.shape[: 1 if site.is_gemm else images.ndim - 1]
         shape = (places[0], site.outputs.size, *places[1:])
