@@ -1,18 +1,14 @@
-"""The exact search under budgets: against brute force, with proof, within the budget, and the whole command on a large model.
+"""The exact search under budgets: against brute force, with proof, and within the budget.
 
     OPENBLAS_NUM_THREADS=1 python benchmarks/search.py [SECTION ...] [--budgets 1000] [--cases 500] [--models resnet164]
 
-Needs the architectures (`python models/export_architectures.py resnet50 resnet164 densenet86 resnet101 -o /tmp/arch`).
+Needs the architectures (`python models/export_architectures.py resnet50 resnet164 densenet86 -o /tmp/arch`).
 """
 
 import argparse
 import itertools
-import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
@@ -30,7 +26,6 @@ from onnx_gconv.search.exact import search_exact
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Option, Row, Table
 
-DIGITS = Path(__file__).resolve().parent.parent / "models" / "digits.onnx"
 MODELS = ("resnet50", "resnet164", "densenet86")
 KINDS = {"params": (True, False), "MACs": (False, True), "both": (True, True)}
 
@@ -162,45 +157,7 @@ def resnet164(args: argparse.Namespace) -> None:
         row(f"{millions} M", f"{params:,}", f"{used(table, found.choice, budget):.3%}", f"{found.gap:.1e}", theirs)
 
 
-def tree_bytes(pid: int) -> int:
-    """Return the resident bytes of a process and its descendants; pages they share count for each."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        children = " ".join(task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")).split()
-    except (OSError, IndexError):  # it has ended
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") + sum(tree_bytes(int(child)) for child in children)
-
-
-def measured(arguments: list[str]) -> tuple[int, float, int, str]:
-    """Return the exit code, seconds, peak resident bytes of the process tree, and stdout of one command."""
-    started, peak = time.perf_counter(), 0
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen([sys.executable, "-m", "onnx_gconv", *arguments], stdout=output)
-        while process.poll() is None:
-            peak = max(peak, tree_bytes(process.pid))
-            time.sleep(0.01)
-        output.seek(0)
-        return process.returncode, time.perf_counter() - started, peak, output.read()
-
-
-def large(args: argparse.Namespace) -> None:
-    path = args.arch / "resnet101.onnx"
-    size = path.stat().st_size
-    _, _, baseline, _ = measured(["inspect", str(DIGITS)])
-    header("ResNet-101, --max-macs 50%", "exit", "seconds", "peak RSS less baseline", "of the model", "MACs left", "seconds of")
-    for jobs in (2, 1):
-        with tempfile.TemporaryDirectory() as folder:
-            flags = ["--max-macs", "50%", "--jobs", str(jobs), "-o", f"{folder}/out.onnx", "--json"]
-            code, seconds, peak, text = measured(["compress", str(path), *flags])
-        report = json.loads(text)
-        left = report["after"]["macs"] / report["before"]["macs"]
-        parts = ", ".join(f"{name} {value:.1f}" for name, value in report["seconds"].items())
-        more = f"{(peak - baseline) / 1e6:.0f} MB", f"{(peak - baseline) / size:.2f} x {size / 1e6:.0f} MB"
-        row(f"--jobs {jobs}", code, f"{seconds:.1f}", *more, f"{left:.3%}", parts)
-
-
-SECTIONS = {"small": small, "proof": proof, "budgets": budgets, "resnet164": resnet164, "large": large}
+SECTIONS = {"small": small, "proof": proof, "budgets": budgets, "resnet164": resnet164}
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.refuse_overwriting(args, args.output, parser)
-    from onnx_gconv.model.file import has_external_data, save_atomically
+    from onnx_gconv.model.file import save_atomically
     from onnx_gconv.plan import read_plan
     from onnx_gconv.rewrite.mask import dropped_share
 
@@ -54,7 +54,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             f"{recovery.output_error_after:.3f} fitted"
         )
     rewritten = rewrite(source, plan, args, story, shapes)
-    save_atomically(rewritten.grouped, args.output, external_data=has_external_data(source.path))
+    save_atomically(rewritten.grouped, args.output, external_data=source.has_external_data)
     story.tell(
         f"wrote {args.output}: {rewritten.convs} Convs grouped, {rewritten.gathers[1]} Gathers, "
         f"dropped {100 * dropped:.6g}% of their weight (sum of absolute values)"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
 from onnx_gconv.cli.plan import feasible_plans, searched
-from onnx_gconv.cli.recovering import guide, open_calibration, recovered
+from onnx_gconv.cli.recovering import guide, open_calibration, recovered, with_strengths
 from onnx_gconv.cli.rewriting import Rewritten, rewrite
 from onnx_gconv.cli.source import Source, default_output, open_source, read_network
 from onnx_gconv.cli.story import Story
@@ -80,7 +80,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     requests = options.requests(args)
     from onnx_gconv.data.open import open_data
     from onnx_gconv.files import staged
-    from onnx_gconv.model.file import bytes_on_disk, has_external_data, save
+    from onnx_gconv.model.file import save
     from onnx_gconv.plan import to_json as plan_json
     from onnx_gconv.planning.bounds import layer_bounds
     from onnx_gconv.report.record import Cost, Outcome
@@ -93,6 +93,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     source = open_source(args)
     network = read_network(source, story)
     calibration = open_calibration(source, args)
+    requests = with_strengths(requests, source, network, calibration)
     judged = None if args.eval is None else open_data(args.eval, source.model, preprocessing=options.preprocessing(args))
     read_done = time.perf_counter()
     attempt = _attempt(source, network, requests, calibration, args, story)
@@ -113,13 +114,13 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         "evaluate": time.perf_counter() - recovery_done,
     }
     with staged(output.parent) as staging:
-        save(rewritten.grouped, staging / output.name, external_data=has_external_data(source.path))
+        size = save(rewritten.grouped, staging / output.name, external_data=source.has_external_data)
         count = network.count
         outcome = Outcome(
             model=str(source.path),
             output=str(output),
-            before=Cost(count.params, count.macs, bytes_on_disk(source.path), len(source.model.graph.node)),
-            after=_cost(source, rewritten.grouped, bytes_on_disk(staging / output.name)),
+            before=Cost(count.params, count.macs, source.bytes_on_disk, len(source.model.graph.node)),
+            after=_cost(source, rewritten.grouped, size),
             gathers=rewritten.gathers,
             gather_reasons=rewritten.reasons,
             latency=attempt.latency,
@@ -139,7 +140,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         from onnx_gconv.report.tables import print_outcome, print_plan, print_skipped
 
         if args.verbose:
-            print_plan(plan, layer_bounds(source.model, network, plan))
+            print_plan(plan, layer_bounds(source.model, network, plan, requests[0]))
             print_skipped([(conv.name, conv.reason) for conv in plan.skipped], title="Convs that stay as they are")
         print_outcome(outcome)
     stem = output.with_suffix("")

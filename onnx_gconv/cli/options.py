@@ -131,11 +131,11 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     rule.add_argument(
         "--group-config", type=Path, metavar="FILE", help="the numbers of groups of a plan, or of the paper's authors' JSON"
     )
-    add_method(parser)
+    add_method(parser, measured=True)
 
 
-def add_method(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which layers to group and how to solve and search."""
+def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
+    """Add the flags that say which layers to group and how to solve and search; `measured` where there may be --calib."""
     layers = parser.add_argument_group("layers")
     layers.add_argument("--include", type=_regex, metavar="REGEX", help="group only layers whose layer or node name matches")
     layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="leave layers whose layer or node name matches")
@@ -155,9 +155,10 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("method")
     how.add_argument(
         "--criterion",
-        choices=("l2", "l1"),
+        choices=("l2", "l1", *(("activation",) if measured else ())),
         default="l2",
-        help="importance of a kernel: its L2 norm (default, as in the paper) or L1 norm",
+        help="importance of a kernel: its L2 norm (default, as in the paper), its L1 norm"
+        + (", or, with --calib, its L2 norm times the strength of its input" if measured else ""),
     )
     how.add_argument(
         "--solver",
@@ -181,10 +182,14 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--cost",
-        choices=("log", "share", "sensitivity", "trial"),
-        help="what a search adds up over the layers: -log of the kept share (default without --calib); the paper's 1 - kept; "
-        "with --calib also sensitivity, how far the outputs move when one layer alone is grouped and fitted, or trial, several of "
-        "them, the one whose plan recovers best (default with --calib)",
+        choices=("log", "share", *(("sensitivity", "trial") if measured else ())),
+        help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept"
+        + (
+            "; with --calib also sensitivity, how far the outputs move when one layer alone is grouped and fitted, or trial, "
+            "several of these, the one whose plan recovers best (default with --calib)"
+            if measured
+            else ""
+        ),
     )
     how.add_argument(
         "--gathers",
@@ -201,8 +206,15 @@ def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
     """Leave with a usage error when nothing says how much to compress."""
     if not any((args.max_flops, args.max_macs, args.max_params, args.groups, args.max_group_channels, args.group_config)):
         parser.error("say how much: for example --max-flops 50%, --max-params 1.2M, or --groups 2")
-    if args.cost in ("sensitivity", "trial") and args.calib is None:
-        parser.error(f"--cost {args.cost} is measured on data: give --calib DATA")
+    check_measured(args, parser)
+
+
+def check_measured(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Leave with a usage error when something is to be measured and there is no data."""
+    if getattr(args, "calib", None) is None:
+        for flag, needs in (("cost", ("sensitivity", "trial")), ("criterion", ("activation",))):
+            if getattr(args, flag) in needs:
+                parser.error(f"--{flag} {getattr(args, flag)} is measured on data: give --calib DATA")
 
 
 def request(args: argparse.Namespace) -> "Request":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
-from onnx_gconv.cli.recovering import guide, open_calibration
+from onnx_gconv.cli.recovering import guide, open_calibration, with_strengths
 from onnx_gconv.cli.source import Source, open_source, read_network
 from onnx_gconv.cli.story import Story
 
@@ -51,8 +51,10 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     story = Story(args)
     source = open_source(args)
     network = read_network(source, story)
+    calibration = open_calibration(source, args)
+    requests = with_strengths(requests, source, network, calibration)
     with story.progress("solving") as progress:
-        guided = guide(source, open_calibration(source, args), args, progress)
+        guided = guide(source, calibration, args, progress)
         planned = next(feasible_plans(source, network, requests, story, progress, guided))
     plan = planned.plan
     text = to_json(plan)
@@ -65,7 +67,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         return 0
     from onnx_gconv.report.tables import print_plan, print_skipped, print_totals
 
-    print_plan(plan, layer_bounds(source.model, network, plan) if args.verbose else {})
+    print_plan(plan, layer_bounds(source.model, network, plan, requests[0]) if args.verbose else {})
     if args.verbose:
         print_skipped([(conv.name, conv.reason) for conv in plan.skipped], title="Convs that stay as they are")
     print_totals(dict(vars(plan.before)), dict(vars(plan.after)))

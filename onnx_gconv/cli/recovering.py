@@ -9,7 +9,9 @@ from onnx_gconv.cli.source import Source
 from onnx_gconv.cli.story import Story
 
 if TYPE_CHECKING:
+    from onnx_gconv.model.network import Network
     from onnx_gconv.plan import Plan
+    from onnx_gconv.planning.request import Request
     from onnx_gconv.planning.solving import Progress
     from onnx_gconv.recover.calibration import Calibration
     from onnx_gconv.recover.guide import CalibratedGuide
@@ -35,7 +37,21 @@ def guide(
         return None
     from onnx_gconv.recover.guide import CalibratedGuide
 
-    return CalibratedGuide(source.model, calibration, args.seed, args.jobs, progress)
+    return CalibratedGuide(source.model, calibration, seed=args.seed, jobs=args.jobs, progress=progress)
+
+
+def with_strengths(
+    requests: "list[Request]", source: Source, network: "Network", calibration: "Calibration | None"
+) -> "list[Request]":
+    """Return the requests with what --criterion activation needs to know of the layers' inputs."""
+    if requests[0].criterion != "activation":
+        return requests
+    assert calibration is not None  # or the flags were refused
+    from onnx_gconv.recover.activation import input_strengths
+
+    found = input_strengths(source.model, network.layers, calibration.feeds(), jobs=requests[0].jobs)
+    strengths = {name: tuple(values.tolist()) for name, values in found.items()}
+    return [replace(request, input_strengths=strengths) for request in requests]
 
 
 def recovered(

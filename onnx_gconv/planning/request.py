@@ -1,6 +1,6 @@
 """What the user asks of the planner."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,7 @@ class Request:
     min_group_channels: int = 1
     target: TargetName = "generic"
     criterion: Criterion = "l2"
+    input_strengths: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by layer, for criterion activation
     solver: Solver = field(default_factory=Solver)
     search: SearchName = "exact"
     cost: CostName = "log"

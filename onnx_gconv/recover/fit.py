@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.recover.normal import Coefficients, Doubles, Rows, Sums
+from onnx_gconv.recover.normal import Coefficients, Doubles, Floats, Rows, Sums, predict
 from onnx_gconv.recover.patches import choose, patches, window_of
 from onnx_gconv.recover.site import Site
 from onnx_gconv.solve.grouping import Grouping
@@ -51,33 +51,51 @@ class Fit:
         constant = self.bias.astype(np.float64) if self.bias is not None and own else np.zeros(self.site.outputs.size)
         return Coefficients(weight, constant[self.site.outputs])
 
-    def goal(self, dense: Array, shortcut: Array | None) -> Array:
+    def goal(self, dense: Array, shortcut: Array | None) -> Floats:
         """Return what the site itself has to give so that its target comes out: past the shortcut and the normalization."""
+        channels = (-1, *[1] * (dense.ndim - 2))
         wanted = dense.astype(np.float32)
-        channels = (-1, *[1] * (wanted.ndim - 2))
-        if shortcut is not None:
-            wanted = wanted - shortcut.astype(np.float32)
-            if self.site.after is not None:
-                wanted -= self.site.after.offset.astype(np.float32).reshape(channels)
-                wanted /= self.site.after.scale.astype(np.float32).reshape(channels)
-        if self.bias is not None and not self.site.bias:  # it is added whatever is fitted
-            wanted = wanted - self.bias.astype(np.float32).reshape(channels)
+        if shortcut is None:
+            wanted -= self._foreign_bias.astype(np.float32).reshape(channels)
+        else:
+            scale, offset = (value.astype(np.float32).reshape(channels) for value in self._tail)
+            wanted -= shortcut.astype(np.float32)
+            wanted -= offset
+            wanted /= scale
         return wanted
 
-    def rows(self, images: Array, goal: Array | None, *, most: int, rng: np.random.Generator) -> Rows:
-        """Return inputs and targets of one batch, at `most` of its positions at most; without a goal, targets are zero."""
+    def rows(self, images: Array, dense: Array, shortcut: Array | None, *, most: int, rng: np.random.Generator) -> Rows:
+        """Return what the site sees and should give in one batch, at `most` of its positions at most."""
         site = self.site
         views = images if site.is_gemm else patches(images, window_of(site.node, self.kernel, images.shape[2:]))
         places = views.shape[: 1 if site.is_gemm else images.ndim - 1]
-        goals = np.zeros((*places, site.outputs.size), np.float32) if goal is None else np.moveaxis(goal, 1, -1)
-        assert goals.shape[:-1] == places, (site.name, views.shape, goals.shape)
         chosen = choose(places, most, rng)
-        if chosen is not None:
-            views, goals = views[chosen], goals[chosen]
-        u = np.ascontiguousarray(views, dtype=np.float32).reshape(-1, images.shape[1], math.prod(self.kernel))
-        t = np.ascontiguousarray(goals, dtype=np.float32).reshape(len(u), -1)
+
+        def outputs(values: Array) -> Floats:
+            at_places = np.moveaxis(values, 1, -1)
+            assert at_places.shape[:-1] == places, (site.name, places, values.shape)
+            rows = (at_places if chosen is None else at_places[chosen]).astype(np.float32).reshape(-1, values.shape[1])
+            return np.asarray(rows.T[site.outputs].transpose(0, 2, 1))
+
+        seen = views if chosen is None else views[chosen]
+        u = np.ascontiguousarray(seen, dtype=np.float32).reshape(-1, images.shape[1], math.prod(self.kernel))
         blocks = u.transpose(1, 0, 2)[site.inputs].transpose(0, 2, 1, 3).reshape(len(site.inputs), len(u), -1)
-        return blocks, t.T[site.outputs].transpose(0, 2, 1)
+        added = outputs(shortcut) if shortcut is not None and site.clamp is not None else None
+        return Rows(np.ascontiguousarray(blocks), outputs(self.goal(dense, shortcut)), added)
+
+    def relaxed(self, rows: Rows, at: Coefficients) -> Rows:
+        """Return the rows with targets moved to what is found, wherever the activation behind makes no difference.
+
+        Where the dense model is below what a Relu lets pass, any value below is as good. Fitting to the relaxed targets never
+        makes the error behind the activation larger: it is the least-squares step of a majorisation.
+        """
+        assert self.site.clamp is not None
+        low, high = self.site.clamp
+        scale, offset = (value.astype(np.float32)[self.site.outputs][:, None, :] for value in self._tail)
+        base = offset if rows.added is None else offset + rows.added
+        wanted, found = scale * rows.t + base, scale * predict(rows, at) + base
+        wanted = np.where(wanted <= low, np.minimum(found, low), np.where(wanted >= high, np.maximum(found, high), wanted))
+        return replace(rows, t=((wanted - base) / scale).astype(np.float32))
 
     def tensors(self, fitted: Coefficients) -> dict[str, Array]:
         """Return the tensors that hold these coefficients; without a bias, the mean behind the Conv takes the constant."""
@@ -98,28 +116,37 @@ class Fit:
         return result
 
     def regrouped(self, total: Sums, grouping: Grouping) -> tuple["Fit", Sums]:
-        """Return the fit in other groups, and the moments it has if its target is what the present weights give."""
-        site = replace(
-            self.site,
-            outputs=grouping.out_order.reshape(grouping.groups, -1),
-            inputs=grouping.in_order.reshape(grouping.groups, -1),
-        )
-        other = replace(self, site=site)
-        present = self.before
-        owner = site.inputs[:, 0] // self.site.inputs.shape[1]  # the present block that each new one lies in
+        """Return the fit in finer groups, and their part of the moments."""
+        ins, outs = self.site.inputs.shape[1], self.site.outputs.shape[1]
+        inputs, outputs = grouping.in_order.reshape(grouping.groups, -1), grouping.out_order.reshape(grouping.groups, -1)
         kernel = math.prod(self.kernel)
-        u, uu, t, ut = [], [], [], []
-        for block, inputs, outputs in zip(owner, site.inputs, site.outputs, strict=True):
-            columns = (inputs % self.site.inputs.shape[1])[:, None] * kernel + np.arange(kernel)
-            columns = columns.reshape(-1)
-            rows = outputs % self.site.outputs.shape[1]
-            weight, constant = present.weight[block][:, rows], present.intercept[block][rows]
-            u.append(total.u[block][columns])
-            uu.append(total.uu[block][np.ix_(columns, columns)])
-            t.append(total.u[block] @ weight + total.count * constant)
-            ut.append(total.uu[block][columns] @ weight + np.outer(u[-1], constant))
-        sums_of_t = np.stack(t)
-        return other, Sums(total.count, np.stack(u), sums_of_t, np.stack(uu), np.stack(ut), tt=np.zeros_like(sums_of_t))
+        columns = ((inputs % ins)[:, :, None] * kernel + np.arange(kernel)).reshape(grouping.groups, -1)
+        rows = outputs % outs
+        owner = (inputs[:, 0] // ins)[:, None]  # the present block that each new one lies in
+        moments = Sums(
+            total.count,
+            total.u[owner, columns],
+            total.t[owner, rows],
+            total.uu[owner[:, :, None], columns[:, :, None], columns[:, None, :]],
+            total.ut[owner[:, :, None], columns[:, :, None], rows[:, None, :]],
+            total.tt[owner, rows],
+        )
+        return replace(self, site=replace(self.site, outputs=outputs, inputs=inputs)), moments
+
+    @property
+    def _foreign_bias(self) -> Doubles:
+        """A bias that is not its own is added whatever is fitted."""
+        if self.bias is None or self.site.bias:
+            return np.zeros(self.site.outputs.size)
+        return self.bias.astype(np.float64)
+
+    @property
+    def _tail(self) -> tuple[Doubles, Doubles]:
+        """What happens to each output on the way to the sum or the activation: scale * x + offset."""
+        after = self.site.after
+        if after is None:
+            return np.ones(self.site.outputs.size), self._foreign_bias
+        return after.scale, after.offset + after.scale * self._foreign_bias
 
     @property
     def _is_transposed(self) -> bool:

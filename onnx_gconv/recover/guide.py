@@ -1,7 +1,7 @@
 """What calibration data tells the planner: costs of layers, and which of several plans recovers best."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -13,56 +13,69 @@ from onnx_gconv.recover.divergence import divergence
 from onnx_gconv.recover.reconstruct import Effort, Progress, plan_sites, reconstruct
 from onnx_gconv.recover.sensitivity import Key, sensitivities
 from onnx_gconv.rewrite.mask import mask
-from onnx_gconv.runtime import run, session
+from onnx_gconv.runtime import Feeds, Result, run, session
 from onnx_gconv.solve.grouping import Grouping
 
-SAMPLES = 256  # of which inputs are measured
-PROBES = 128  # of which outputs are measured, for every layer and number of groups
+SAMPLES = 256  # that layers are fitted to
+PROBES = 64  # of them, whose outputs are measured for every layer and number of groups
+JUDGED = 512  # that a trial is judged on
 # A trial need not find the best weights, only tell plans apart.
 TRIAL_POSITIONS_A_WEIGHT = 40
+TRIAL_RELAXATIONS = 1
 
 
-@dataclass(frozen=True)
 class CalibratedGuide:
     """Answers from measurements on the calibration samples."""
 
-    model: onnx.ModelProto
-    calibration: Calibration
-    seed: int
-    jobs: int
-    progress: Progress
+    def __init__(self, model: onnx.ModelProto, calibration: Calibration, *, seed: int, jobs: int, progress: Progress) -> None:
+        self._model = model
+        self._calibration = calibration
+        self._effort = Effort(positions_a_weight=TRIAL_POSITIONS_A_WEIGHT, relaxations=TRIAL_RELAXATIONS, seed=seed, jobs=jobs)
+        self._progress = progress
 
     def costs(self, groupings: Mapping[Key, Grouping]) -> dict[Key, float]:
         """Return the divergence of the outputs when one layer alone is grouped and fitted."""
         return sensitivities(
-            self.model,
+            self._model,
+            self._model,
             groupings,
-            self.calibration.feeds(SAMPLES),
-            probes=-(-PROBES // self.calibration.batch),
-            seed=self.seed,
-            jobs=self.jobs,
-            progress=self.progress,
+            self._calibration.feeds(SAMPLES),
+            probes=self._batches(PROBES),
+            effort=self._effort,
+            progress=self._progress,
         )
 
     def judge(self, plan: Plan) -> float:
-        """Return the divergence of the outputs after the plan and a quick reconstruction, a small error for a good plan."""
-        effort = Effort(positions_a_weight=TRIAL_POSITIONS_A_WEIGHT, seed=self.seed, jobs=self.jobs)
-        seen = -(-SAMPLES // self.calibration.batch)
-        masked = mask(self.model, plan)
+        """Return the divergence of the outputs after the plan and a quick reconstruction."""
+        masked = mask(self._model, plan)
         fitted = reconstruct(
-            self.model,
+            self._model,
             masked,
             plan_sites(masked, plan),
-            islice(self.calibration.feeds(), seen),
-            effort=effort,
-            progress=self.progress,
+            self._calibration.feeds(SAMPLES),
+            effort=self._effort,
+            progress=self._progress,
         )
-        # On other samples than it was fitted to, where there are some.
-        gaps = list(self._gaps(fitted.model, seen, 2 * seen)) or list(self._gaps(fitted.model, 0, seen))
-        return float(np.mean(gaps))
+        active = session(fitted.model)
+        return float(
+            np.mean([divergence(one, run(active, feeds)) for one, feeds in zip(self._expected, self._judged(), strict=True)])
+        )
 
-    def _gaps(self, model: onnx.ModelProto, start: int, stop: int) -> Iterator[float]:
-        """Yield the divergence of the model from the dense one in each of some batches."""
-        one, two = session(self.model), session(model)
-        for batch in islice(self.calibration.feeds(), start, stop):
-            yield divergence(run(one, batch), run(two, batch))
+    @cached_property
+    def _expected(self) -> list[dict[str, Result]]:
+        """What the dense model makes of the samples that plans are judged on."""
+        active = session(self._model)
+        return [run(active, feeds) for feeds in self._judged()]
+
+    def _judged(self) -> Iterator[Feeds]:
+        """Yield samples that plans are judged on: such as they are not fitted to, where there are enough."""
+        fitted, judged = self._batches(SAMPLES), self._batches(JUDGED)
+        seen = 0
+        for feeds in islice(self._calibration.feeds(), fitted, fitted + judged):
+            seen += 1
+            yield feeds
+        if seen == 0:
+            yield from islice(self._calibration.feeds(), judged)
+
+    def _batches(self, samples: int) -> int:
+        return -(-samples // self._calibration.batch)

@@ -1,14 +1,37 @@
 """Normal equations of a site, added up batch by batch, and their solution."""
 
+import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
-Rows = tuple[NDArray[np.float32], NDArray[np.float32]]  # inputs (blocks, positions, inputs), targets (blocks, positions, outputs)
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a site sees and should give, position by position."""
+
+    u: Floats  # (blocks, positions, inputs)
+    t: Floats  # (blocks, positions, outputs)
+    added: Floats | None  # what a shortcut adds behind it, where an activation follows on that: (blocks, positions, outputs)
+
+    @property
+    def nbytes(self) -> int:
+        return self.u.nbytes + self.t.nbytes + (0 if self.added is None else self.added.nbytes)
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """Return the rows as one."""
+    if len(parts) == 1:
+        return parts[0]
+    added = [part.added for part in parts if part.added is not None]
+    u, t = (np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("u", "t"))
+    return Rows(u, t, np.concatenate(added, axis=1) if added else None)
 
 
 @dataclass
@@ -49,21 +72,33 @@ class Coefficients:
     intercept: Doubles  # (blocks, outputs)
 
 
-def sums(parts: Sequence[Rows]) -> Sums:
-    """Return the moments of some inputs and targets.
+def sums(rows: Rows) -> Sums:
+    """Return the moments of some rows.
 
-    Products in float32, where they are three times faster; the parts are few, and their sums are added in float64.
+    Products in float32, where they are three times faster; the rows are few, and their sums are added in float64.
     """
-    u, t = (np.ascontiguousarray(np.concatenate(arrays, axis=1)) for arrays in zip(*parts, strict=True))
-    transposed = u.transpose(0, 2, 1)
-    return Sums(
-        u.shape[1],
-        u.sum(axis=1, dtype=np.float64),
-        t.sum(axis=1, dtype=np.float64),
-        np.matmul(transposed, u).astype(np.float64),
-        np.matmul(transposed, t).astype(np.float64),
-        np.square(t, dtype=np.float64).sum(axis=1),
-    )
+    u = np.ascontiguousarray(rows.u)
+    gram = np.matmul(u.transpose(0, 2, 1), u).astype(np.float64)
+    t, ut, tt = target_sums(rows)
+    return Sums(u.shape[1], u.sum(axis=1, dtype=np.float64), t, gram, ut, tt)
+
+
+def target_sums(rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
+    """Return the moments that the targets have a part in: t, ut and tt."""
+    t = np.ascontiguousarray(rows.t)
+    cross = np.matmul(rows.u.transpose(0, 2, 1), t).astype(np.float64)
+    return t.sum(axis=1, dtype=np.float64), cross, np.square(t, dtype=np.float64).sum(axis=1)
+
+
+def retarget(total: Sums, parts: Iterable[tuple[Doubles, Doubles, Doubles]]) -> Sums:
+    """Return the moments of the same inputs with other targets."""
+    t, ut, tt = (functools.reduce(np.add, each) for each in zip(*parts, strict=True))
+    return replace(total, t=t, ut=ut, tt=tt)
+
+
+def predict(rows: Rows, at: Coefficients) -> Floats:
+    """Return what these coefficients give: (blocks, positions, outputs)."""
+    return np.asarray(np.matmul(rows.u, at.weight.astype(np.float32)) + at.intercept.astype(np.float32)[:, None, :])
 
 
 def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bool) -> Coefficients:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
@@ -12,19 +13,32 @@ from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.plan import Plan
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.normal import Coefficients, Rows, Sums, residual, solve, variance
+from onnx_gconv.recover.normal import (
+    Coefficients,
+    Doubles,
+    Rows,
+    Sums,
+    add_up,
+    residual,
+    retarget,
+    solve,
+    sums,
+    target_sums,
+    variance,
+)
 from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import Store
 from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
-from onnx_gconv.recover.work import Work
+from onnx_gconv.recover.work import SharedRows, Work
 from onnx_gconv.runtime import Feeds
 
 Progress = Callable[[int, int, str], None]  # done, of how many, what
 
 DAMPING = 1e-3
 # Positions that a fit looks at, for each weight of an output and at least: neighbouring patches tell much the same.
-POSITIONS_A_WEIGHT = 200
+POSITIONS_A_WEIGHT = 150
 LEAST_POSITIONS = 20_000
+RELAXATIONS = 3
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,7 @@ class Effort:
     damping: float = DAMPING
     positions_a_weight: int = POSITIONS_A_WEIGHT
     least_positions: int = LEAST_POSITIONS
+    relaxations: int = RELAXATIONS
     seed: int = 0
     jobs: int = 1
 
@@ -74,15 +89,16 @@ def reconstruct(
     fitted: dict[str, np.ndarray] = {}
     errors = []
     with Store() as dense_store, Store() as compressed_store, ThreadPoolExecutor(effort.jobs) as pool:
-        shares = put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store))
+        work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)))
         ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
-        behind = Walk(flows[1], compressed_store, later=[_reads(site) for site in sites])
+        behind = Walk(flows[1], compressed_store, later=[site_reads(site) for site in sites])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
             fit = Fit.of(site, constants)
-            total = _moments(fit, ahead, behind, Work(pool, shares), effort)
-            new = solve(total, fit.before, damping=effort.damping, has_intercept=site.has_intercept)
-            errors.append(_error(site, total, fit, new))
+            new, error = _fitted(fit, shared_rows(fit, ahead, behind, work, effort), effort)
+            errors.append(error)
+            ahead.tidy()
+            behind.tidy()
             tensors = fit.tensors(new)
             behind.constants.update(tensors)
             fitted |= tensors
@@ -98,26 +114,44 @@ def plan_sites(masked: onnx.ModelProto, plan: Plan) -> list[Site]:
     return find_sites(Flow(masked), Constants(masked), {layer.name: layer for layer in plan.layers})
 
 
-def _reads(site: Site) -> set[str]:
+def site_reads(site: Site) -> set[str]:
+    """Return what a fit needs of the compressed model."""
     return {site.source, site.shortcut} if site.shortcut else {site.source}
 
 
-def _moments(fit: Fit, ahead: Walk, behind: Walk, work: Work, effort: Effort) -> Sums:
-    """Return the moments of a site's inputs in the compressed model and targets from the dense one."""
+def shared_rows(fit: Fit, ahead: Walk, behind: Walk, work: Work, effort: Effort) -> SharedRows:
+    """Return a site's inputs in the compressed model and its targets from the dense one; both walks go on to it."""
     site = fit.site
     targets, inputs = ahead.next_stop(), behind.next_stop()
-    most = work.positions(fit.unknowns, a_weight=effort.positions_a_weight, least=effort.least_positions)
+    most = work.positions(max(effort.least_positions, effort.positions_a_weight * fit.unknowns))
 
     def rows(batch: int) -> Rows:
         compressed: Arrays = inputs(batch)
-        goal = fit.goal(targets(batch)[site.target], compressed.get(site.shortcut))
         rng = np.random.default_rng([effort.seed, behind.stops, batch])
-        return fit.rows(compressed[site.source], goal, most=most, rng=rng)
+        dense = targets(batch)[site.target]
+        return fit.rows(compressed[site.source], dense, compressed.get(site.shortcut), most=most, rng=rng)
 
-    total = work.sum(rows)
-    ahead.tidy()
-    behind.tidy()
-    return total
+    return work.rows(rows)
+
+
+def _fitted(fit: Fit, rows: SharedRows, effort: Effort) -> tuple[Coefficients, LayerError]:
+    """Return the best weights; where an activation follows, those that are best behind it."""
+
+    def solved(total: Sums) -> Coefficients:
+        return solve(total, fit.before, damping=effort.damping, has_intercept=fit.site.has_intercept)
+
+    total = add_up(rows.map(sums))
+    new = solved(total)
+    error = _error(fit.site, total, fit, new)
+    if fit.site.clamp is not None:
+        for _ in range(effort.relaxations):
+            relaxed = rows.map(partial(_relaxed_sums, fit, new))
+            new = solved(retarget(total, relaxed))
+    return new, error
+
+
+def _relaxed_sums(fit: Fit, at: Coefficients, rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
+    return target_sums(fit.relaxed(rows, at))
 
 
 def _error(site: Site, total: Sums, fit: Fit, new: Coefficients) -> LayerError:

@@ -1,4 +1,4 @@
-"""What grouping one layer alone does to the model's outputs: the cost that a search should add up."""
+"""What grouping one layer does to the model's outputs: the cost that a search should add up."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +11,8 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.recover.divergence import divergence
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.normal import Rows, Sums, solve
-from onnx_gconv.recover.reconstruct import DAMPING, Progress
+from onnx_gconv.recover.normal import Sums, add_up, solve, sums
+from onnx_gconv.recover.reconstruct import Effort, Progress, shared_rows, site_reads
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.recover.store import Store
 from onnx_gconv.recover.walk import Walk, put_inputs
@@ -21,50 +21,54 @@ from onnx_gconv.runtime import Feeds, run, session
 from onnx_gconv.solve.grouping import Grouping
 
 Key = tuple[str, int]  # layer, number of groups
-POSITIONS_A_WEIGHT = 30
-LEAST_POSITIONS = 10_000
 
 
 def sensitivities(
+    dense: onnx.ModelProto,
     model: onnx.ModelProto,
     groupings: Mapping[Key, Grouping],
     feeds: Iterable[Feeds],
     *,
     probes: int,
-    seed: int,
-    jobs: int,
+    effort: Effort,
     progress: Progress,
 ) -> dict[Key, float]:
-    """Return, for each layer and number of groups, the divergence of the outputs when that layer alone is grouped and fitted.
+    """Return, for each layer and number of groups, how far the outputs are off when the layer gets these groups and is fitted.
 
-    The dense model is walked through once; from each layer on, what is left of it runs once for each number of groups, on
-    the first `probes` batches only. A layer that cannot be fitted has no entry.
+    Everything else is as `model` has it: the dense model itself, or one masked and recovered, whose layers are then tried
+    with other groups in the company of the rest. Both are walked through once; from each layer on, what is left of `model`
+    runs once for each number of groups, on the first `probes` batches only. A layer that cannot be fitted has no entry.
     """
-    flow, constants = Flow(model), Constants(model)
+    flows = Flow(dense), Flow(model)
+    constants = Constants(model)
     names = {name for name, _ in groupings}
-    sites = [site for site in find_sites(flow, constants, {}) if site.name in names]
+    # Without a plan: every layer sees all its inputs, so that their moments serve any grouping.
+    sites = [site for site in find_sites(flows[1], constants, {}) if site.name in names]
     found: dict[Key, float] = {}
-    with Store() as store, ThreadPoolExecutor(jobs) as pool:
-        work = Work(pool, put_inputs(feeds, flow.inputs, [store]))
+    with Store() as dense_store, Store() as store, ThreadPoolExecutor(effort.jobs) as pool:
+        work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, store)))
         probed = [batch for share in work.shares for batch in share][:probes]
-        whole = session(model, threads=jobs)
-        expected = [run(whole, {name: store.get(name, batch) for name in flow.inputs}) for batch in probed]
-        walk = Walk(flow, store, later=[*({site.source} for site in sites), flow.outputs])
+        whole = session(dense, threads=effort.jobs)
+        expected = [run(whole, {name: store.get(name, batch) for name in flows[0].inputs}) for batch in probed]
+        ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
+        walk = Walk(flows[1], store, later=[*(site_reads(site) for site in sites), flows[1].outputs])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
             fit = Fit.of(site, constants)
-            total = _input_moments(fit, walk, work, seed)
+            total = add_up(shared_rows(fit, ahead, walk, work, effort).map(sums))
+            ahead.tidy()
+            walk.tidy()
             rest = _Rest(walk, store, fit)
 
             def cost(key: Key, fit: Fit = fit, total: Sums = total, rest: _Rest = rest) -> float:
-                other, moments = fit.regrouped(total, groupings[key])
-                new = solve(moments, other.before, damping=DAMPING, has_intercept=fit.site.has_intercept)
+                other, part = fit.regrouped(total, groupings[key])
+                new = solve(part, other.before, damping=effort.damping, has_intercept=fit.site.has_intercept)
                 tensors = other.tensors(new)
-                return float(np.mean([divergence(expected[batch], rest.outputs(batch, tensors)) for batch in probed]))
+                gaps = [divergence(expected[at], rest.outputs(batch, tensors)) for at, batch in enumerate(probed)]
+                return float(np.mean(gaps))
 
             keys = [key for key in groupings if key[0] == site.name]
             found |= dict(zip(keys, pool.map(cost, keys), strict=True))
-            walk.tidy()
     progress(len(sites), len(sites), "done")
     return found
 
@@ -83,15 +87,3 @@ class _Rest:
     def outputs(self, batch: int, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, object]:
         """Return the model's outputs with these weights in the layer."""
         return run(self._session, {name: self._store.get(name, batch) for name in self._inputs} | dict(weights))
-
-
-def _input_moments(fit: Fit, walk: Walk, work: Work, seed: int) -> Sums:
-    """Return the moments of the layer's inputs in the dense model; the target's follow from the weights."""
-    compute = walk.next_stop()
-    most = work.positions(fit.unknowns, a_weight=POSITIONS_A_WEIGHT, least=LEAST_POSITIONS)
-
-    def rows(batch: int) -> Rows:
-        rng = np.random.default_rng([seed, walk.stops, batch])
-        return fit.rows(compute(batch)[fit.site.source], None, most=most, rng=rng)
-
-    return work.sum(rows)

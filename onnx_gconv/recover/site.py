@@ -1,13 +1,14 @@
 """Where weights are fitted: every Conv and Gemm with a weight of its own, what it should give, and who takes its bias."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnx_gconv.model.attributes import floating, integer
+from onnx_gconv.model.attributes import clip_range, floating, integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.network import FLOATS
 from onnx_gconv.plan import PlannedLayer
@@ -46,6 +47,7 @@ class Site:
     target: str
     shortcut: str = ""
     after: Normalization | None = None  # the BatchNormalization that alone reads it
+    clamp: tuple[float, float] | None = None  # the Relu or Clip that alone reads the end of this: what it lets pass
 
     @property
     def source(self) -> str:
@@ -85,8 +87,9 @@ def _site(place: int, flow: Flow, constants: Constants, planned: Mapping[str, Pl
     own_bias = bias if bias and _is_own(bias, name, 2, constants) and constants.value(bias).ndim == 1 else ""
     outputs, inputs = _blocks(node, value.shape, planned.get(name))
     after = _normalization(name, flow, constants)
-    site = Site(name, node, weight, own_bias, outputs, inputs, target=name, after=after)
-    return _closing(site, place, flow)
+    site = _closing(Site(name, node, weight, own_bias, outputs, inputs, target=name, after=after), place, flow)
+    end = site.target if site.shortcut or after is None else after.output
+    return replace(site, clamp=_clamp(end, flow, constants))
 
 
 def _is_own(tensor: str, reader: str, slot: int, constants: Constants) -> bool:
@@ -144,6 +147,14 @@ def _closing(site: Site, place: int, flow: Flow) -> Site:
     before = flow.places_before([other], ())
     if any(at >= place and flow.nodes[at].op_type in ("Conv", "Gemm") for at in before):
         return site  # it depends on this site, or on one that is fitted later
-    return Site(
-        site.name, site.node, site.weight, site.bias, site.outputs, site.inputs, add.output[0], shortcut=other, after=site.after
-    )
+    return replace(site, target=add.output[0], shortcut=other)
+
+
+def _clamp(tensor: str, flow: Flow, constants: Constants) -> tuple[float, float] | None:
+    """Return the range that the one activation reading the tensor lets pass; None if there is no such."""
+    node = _only_reader(tensor, flow)
+    if node is None or node.domain not in STANDARD_DOMAINS:
+        return None
+    if node.op_type == "Relu":
+        return 0.0, math.inf
+    return clip_range(node, constants) if node.op_type == "Clip" else None

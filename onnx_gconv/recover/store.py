@@ -32,8 +32,8 @@ class Store:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def __contains__(self, name: str) -> bool:
-        return (name, 0) in self._held
+    def has(self, name: str, batch: int) -> bool:
+        return (name, batch) in self._held
 
     def names(self) -> set[str]:
         """Return the tensors that are here."""

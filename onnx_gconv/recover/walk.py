@@ -52,20 +52,16 @@ class Walk:
         self._done.update(places)
         given = {name: self._store.get(name, 0) for name in known}
         produced = {name for place in places for name in self.flow.nodes[place].output if name}
-        keep = [name for name in produced if self._is_live(name)]
-        outputs = sorted({*keep, *(wanted - known)})
-        piece = self.flow.piece(places, given, outputs, self.constants) if outputs else None
-        active = session(piece, threads=1) if piece is not None else None
+        outputs = sorted({name for name in produced if self._is_live(name)} | (wanted - known))
+        active = session(self.flow.piece(places, given, outputs, self.constants), threads=1) if outputs else None
         inputs = [] if active is None else [value.name for value in active.get_inputs()]
 
         def compute(batch: int) -> Arrays:
-            results: Arrays = {}
-            if active is not None:
+            if active is not None and not self._store.has(outputs[0], batch):
                 feeds: Feeds = {name: self._store.get(name, batch) for name in inputs}
-                results = {name: _array(name, value) for name, value in run(active, feeds).items()}
-                for name in keep:
-                    self._store.put(name, batch, results[name])
-            return {name: results[name] if name in results else self._store.get(name, batch) for name in wanted}
+                for name, value in run(active, feeds).items():
+                    self._store.put(name, batch, _array(name, value))
+            return {name: self._store.get(name, batch) for name in wanted}
 
         return compute
 
