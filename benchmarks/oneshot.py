@@ -30,7 +30,8 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 SEED = 0
 JOBS = os.cpu_count() or 1
 Finished = Mapping[str, Mapping[str, Any]]  # what the rows that are done measured, by name
-Method = Literal["dense", "recovered", "masked", "BN statistics", "channels"]
+Method = Literal["dense", "recovered", "masked", "BN statistics", "channels", "Torch-Pruning local", "Torch-Pruning global"]
+PLANNED: tuple[Method, ...] = ("recovered", "masked", "BN statistics")
 ASKED = (("cifar10_resnet20", "72.99%"), ("cifar10_resnet20", "50%"), ("cifar10_resnet56", "47.16%"))
 ELSEWHERE_BUDGET = "76.92%"  # a 1.3th
 ELSEWHERE_SAMPLES = 250
@@ -68,7 +69,13 @@ def sections(most_samples: int) -> dict[str, list[Row]]:
             *(Row(*asked, samples=samples) for asked in both for samples in (1000, 5000)),
         ],
         "Channel pruning instead, with the same refit": [
-            Row(*asked, "channels", cost="share", samples=samples) for asked in folded for samples in (1000, 5000)
+            Row(*asked, "channels", samples=samples) for asked in folded for samples in (1000, 5000)
+        ],
+        "Torch-Pruning instead: L1 magnitude, BN statistics measured anew": [
+            Row(*asked, method, samples=samples)
+            for asked in with_bn
+            for method in ("Torch-Pruning local", "Torch-Pruning global")
+            for samples in (0, 1000)
         ],
         "Without recovery (the plan of the default cost without data)": [
             *(Row(*asked, "masked", cost="log", samples=0) for asked in both),
@@ -144,7 +151,7 @@ def _compressed(row: Row, model: "onnx.ModelProto", data: "Images") -> "tuple[on
         pruned, left = prune_channels(model, network, most, samples.feeds(), effort=effort)
         return model, pruned, left / macs
     request = Request(limits=limits, cost=row.cost, gathers=row.gathers, seed=SEED, jobs=JOBS)
-    guide = CalibratedGuide(model, samples, SEED, JOBS, _quiet)
+    guide = CalibratedGuide(model, samples, seed=SEED, jobs=JOBS, progress=_quiet)
     plan = make_plan(model, network, request, sha256="", progress=_quiet, guide=guide).plan
     masked = after = mask(model, plan)
     if row.method == "BN statistics":
@@ -188,12 +195,19 @@ def _distances(
     }
 
 
-def run_apart(row: Row, images: int) -> dict[str, Any] | None:
+def run_apart(row: Row, images: int, torch_python: str | None) -> dict[str, Any] | None:
     """Return what the row measures in a process of its own, None where it failed."""
-    arguments = [sys.executable, __file__, "--only", json.dumps(asdict(row)), "--images", str(images)]
+    command = [sys.executable, __file__, "--only", json.dumps(asdict(row))]
+    if row.method.startswith("Torch-Pruning"):
+        if torch_python is None:
+            print(f"left out, as there is no --torch: {row.name}", file=sys.stderr, flush=True)
+            return None
+        depth = row.model.removeprefix("cifar10_resnet").removesuffix("_bn")
+        command = [torch_python, str(Path(__file__).with_name("oneshot_torch_pruning.py")), "--depth", depth]
+        command += ["--budget", row.budget, "--scope", row.method.split()[1], "--samples", str(row.samples)]
     # One thread for each product of matrices, as the command has it: calibration batches are shared out instead.
     environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}
-    done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    done = subprocess.run([*command, "--images", str(images)], stdout=subprocess.PIPE, text=True, check=False, env=environment)
     if done.returncode:
         print(f"failed: {row.name}", file=sys.stderr, flush=True)
         return None
@@ -226,7 +240,7 @@ def _line(row: Row, found: Mapping[str, Any], *, is_elsewhere: bool) -> str:
         if is_elsewhere
         else [f"{100 * found['top1']:.2f}"]
     )
-    is_planned = row.method not in ("dense", "channels")
+    is_planned = row.method in PLANNED
     cells = [
         row.model,
         f"{found['macs']:.2%}",
@@ -249,7 +263,8 @@ def write(path: Path, headed: Mapping[str, list[Row]], finished: Finished, image
         "work was running on as well, so that CPU seconds say more than seconds. Both are for planning and recovery, as is the "
         "peak memory of the process. `method`: recovered = `compress --calib`; masked = grouped, nothing else; BN statistics = "
         "mean and variance of each BatchNormalization measured anew; channels = the weakest inner channels of each residual block "
-        "left out (L2 norm of their filters, the same share in every block), all weights fitted by the same closed form.\n"
+        "left out (L2 norm of their filters, the same share in every block), all weights fitted by the same closed form; "
+        "Torch-Pruning = channels of least L1 magnitude, the same share in every layer (local) or by one ranking (global).\n"
     )
     path.write_text(head + "\n".join(page(headed, finished)) + "\n", encoding="utf-8")
 
@@ -260,6 +275,7 @@ def main() -> int:
     parser.add_argument("--rows", default="", metavar="REGEX", help="run only rows whose name it matches")
     parser.add_argument("--images", type=int, default=10_000, help="test images (default all 10,000)")
     parser.add_argument("--samples", type=int, default=5_000, help="calibration images at most (default 5,000)")
+    parser.add_argument("--torch", metavar="PYTHON", help="the Python of an environment with torch-pruning, for its rows")
     parser.add_argument("--list", action="store_true", help="print the names of the rows and stop")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # the row that this process runs
     args = parser.parse_args()
@@ -279,7 +295,7 @@ def main() -> int:
     for row in chosen:
         if row.name in finished:
             continue
-        found = run_apart(row, args.images)
+        found = run_apart(row, args.images, args.torch)
         if found is None:
             failed += 1
             continue
