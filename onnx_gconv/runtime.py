@@ -11,8 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
-from onnx_gconv.model.apart import written_apart
-from onnx_gconv.model.file import data_bytes
+from onnx_gconv.model.apart import is_large_model, written_apart
 from onnx_gconv.model.shapes import Shape, free_inputs, input_shapes
 
 Feeds = dict[str, NDArray[np.generic]]
@@ -21,7 +20,6 @@ Result = object  # an array, or a list or dict of them for sequences and maps
 # Tried in this order for dynamic axes: small first, larger ones for models that pool many times.
 SMALL_SIZES = (64, 32, 128, 224, 256, 320, 512, 640)
 TENSORS_A_RUN = 64  # inner tensors fetched at once, to bound memory
-LARGEST_IN_MEMORY_BYTES = 2**25
 QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
 
 
@@ -30,16 +28,12 @@ def session(model: onnx.ModelProto, *, threads: int = 0) -> ort.InferenceSession
 
     With 0 threads ONNX Runtime takes as many as there are cores.
     """
-    return _session(lambda: model, _options(threads))
+    return _session(lambda: model, threads=threads, is_lean=False)
 
 
 def lean_session(make: Callable[[], onnx.ModelProto]) -> ort.InferenceSession:
-    """Return a CPU session for a few runs, of a model that is made for it and gone before ONNX Runtime copies the weights."""
-    options = _options(0)
-    # All but the changes of layout, which hold every weight a second time.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.enable_cpu_mem_arena = False  # one small output would keep the whole arena alive
-    return _session(make, options)
+    """Return a CPU session for a few runs; a large model is made for it, and gone before ONNX Runtime copies the weights."""
+    return _session(make, threads=0, is_lean=True)
 
 
 def release_freed_memory() -> None:
@@ -50,19 +44,18 @@ def release_freed_memory() -> None:
             trim(0)
 
 
-def _options(threads: int) -> ort.SessionOptions:
+def _session(make: Callable[[], onnx.ModelProto], *, threads: int, is_lean: bool) -> ort.InferenceSession:
+    model = make()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = QUIET
-    return options
-
-
-def _session(make: Callable[[], onnx.ModelProto], options: ort.SessionOptions) -> ort.InferenceSession:
-    """Return a session; a large model goes by way of files, which ONNX Runtime maps: above 2 GiB that is the only way."""
-    model = make()
-    if data_bytes(model) <= LARGEST_IN_MEMORY_BYTES:
+    if not is_large_model(model):
         return _load(model.SerializeToString(), options)
-    with written_apart(model) as path:
+    if is_lean:
+        # All but the changes of layout, which hold every weight a second time.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.enable_cpu_mem_arena = False  # one small output would keep the whole arena alive
+    with written_apart(model) as path:  # ONNX Runtime maps these files; above 2 GiB they are the only way
         del model
         return _load(str(path), options)
 

@@ -11,8 +11,9 @@ from onnx import helper, numpy_helper
 from test_surgery import LIGHT, ZOO, decorated
 from tiny import conv_net, get_tensor, set_tensor
 
-import onnx_gconv.runtime as runtime
+from onnx_gconv import runtime
 from onnx_gconv.errors import ModelError
+from onnx_gconv.model import apart
 from onnx_gconv.model.apart import written_apart
 from onnx_gconv.model.check import check
 from onnx_gconv.model.file import load, save
@@ -73,7 +74,7 @@ def test_a_model_that_goes_by_way_of_files_is_the_same_function_and_stays_as_it_
     before = model.SerializeToString(deterministic=True)
     feeds = {"image": np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)}
     expected = runtime.run(runtime.session(in_memory), feeds)
-    monkeypatch.setattr(runtime, "LARGEST_IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(apart, "LARGEST_IN_MEMORY_BYTES", 0)
     assert np.array_equal(runtime.run(runtime.session(model), feeds)["scores"], expected["scores"])
     assert verify(model, in_memory, tolerance=1e-6, seed=0).passed
     spoiled = set_tensor(make(), "w1", get_tensor(model, "w1")[::-1])

@@ -43,6 +43,40 @@ def conv_net(*, channels: int = 8, size: int | str = 8, seed: int = 0) -> onnx.M
     return model
 
 
+# A stem and a residual block on its output: everything that stream correction is about.
+RESIDUAL_NET = """
+residual (float[N,4,6,6] image) => (float[N,8,6,6] out) {
+    stem = Conv <pads = [1, 1, 1, 1]> (image, w0, b0)
+    stream = Relu (stem)
+    first = Conv <pads = [1, 1, 1, 1]> (stream, w1, b1)
+    inner = Relu (first)
+    last = Conv <pads = [1, 1, 1, 1]> (inner, w2, b2)
+    total = Add (last, stream)
+    out = Relu (total)
+}
+"""
+
+
+def residual_net(*, seed: int = 0) -> onnx.ModelProto:
+    """Return Conv 4->8, then a block of two Convs 8->8 around an Add, all 3x3: [N,4,6,6] -> [N,8,6,6]."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for number, shape in enumerate([(8, 4, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3)]):
+        tensors[f"w{number}"] = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+        tensors[f"b{number}"] = rng.standard_normal(shape[0]) / 4
+    return from_text(RESIDUAL_NET, **tensors)
+
+
+def from_text(graph: str, **tensors: ArrayLike) -> onnx.ModelProto:
+    """Return a graph written as ONNX text as a model with these initializers; float64 becomes float32."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    for name, value in tensors.items():
+        array = np.asarray(value)
+        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
 def no_conv() -> onnx.ModelProto:
     """Return a model of one Relu."""
     return onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> relu (float[2] x) => (float[2] y) { y = Relu (x) }')

@@ -8,9 +8,16 @@ from pathlib import Path
 import onnx
 
 from onnx_gconv.errors import ModelError
+from onnx_gconv.model.file import data_bytes
 from onnx_gconv.model.shell import is_large, shell
 
+LARGEST_IN_MEMORY_BYTES = 2**25
 PAGE_BYTES = 4096
+
+
+def is_large_model(model: onnx.ModelProto) -> bool:
+    """Return whether copies of the model in memory are worth avoiding; a small one needs no files."""
+    return data_bytes(model) > LARGEST_IN_MEMORY_BYTES
 
 
 @contextmanager

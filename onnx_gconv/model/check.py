@@ -1,9 +1,11 @@
 """Whether a model that was rewritten is still valid ONNX."""
 
+from contextlib import nullcontext
+
 import onnx
 
 from onnx_gconv.errors import ModelError
-from onnx_gconv.model.apart import written_apart
+from onnx_gconv.model.apart import is_large_model, written_apart
 from onnx_gconv.native_output import native_stdout_silenced
 
 
@@ -18,10 +20,11 @@ def check(result: onnx.ModelProto, source: onnx.ModelProto) -> str | None:
 
 
 def _problem(model: onnx.ModelProto) -> str | None:
+    # In memory the checker copies every weight twice, and takes no more than 2 GiB.
+    source = written_apart(model) if is_large_model(model) else nullcontext(model)
     try:
-        # By way of files: in memory it copies every weight twice, and takes no more than 2 GiB.
-        with written_apart(model) as path, native_stdout_silenced():  # it remarks on experimental ops there
-            onnx.checker.check_model(path, full_check=True)
+        with source as model_or_path, native_stdout_silenced():  # it remarks on experimental ops there
+            onnx.checker.check_model(model_or_path, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return " ".join(str(error).split())[:300]
     return None

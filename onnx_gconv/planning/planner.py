@@ -20,8 +20,7 @@ from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
 
-# Exponents of the measured costs that a trial holds against each other.
-TRIAL_POWERS = (1.0, 0.5, 0.25)
+TRIAL_ROUNDS = 1  # of measuring in company and searching again
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,11 @@ class Planned:
 class Guide(Protocol):
     """What calibration data says of a model: the planner asks, and does not know how it is found out."""
 
-    def costs(self, groupings: Groupings) -> Mapping[tuple[str, int], float]:
-        """Return what grouping one layer alone does to the outputs; a layer that cannot be measured has no entry."""
+    def costs(self, groupings: Groupings, company: Plan | None) -> Mapping[tuple[str, int], float]:
+        """Return how far the outputs are off with one layer grouped anew: alone, or in the company of a plan's others.
+
+        In company, a layer's present number of groups is measured too. A layer that cannot be measured has no entry.
+        """
 
     def judge(self, plan: Plan) -> float:
         """Return how far the outputs are off once the plan is carried out and recovered."""
@@ -144,23 +146,31 @@ def plan_within(prepared: Prepared, budget: Budget, *, sha256: str) -> Planned:
 
 
 def _guided(prepared: Prepared, budget: Budget, guide: Guide, sha256: str) -> Planned:
-    """Return the plan by measured costs; for a trial, the one of several that the guide judges best.
+    """Return the plan by measured costs: of each layer grouped alone, or by trial.
 
-    Costs of layers grouped alone add up only while they are small. How they do beyond depends on the model, so a trial
-    holds them against their roots, which call a little damage in many layers worse than much in a few, and against the costs
-    that need no measuring.
+    What layers cost alone adds up only while it is little. So a trial measures them again in the company of the plan that
+    was found, searches on all that was measured so far, and so on. Of all plans on the way, and those by costs that need no
+    measuring, it takes the one that the guide judges best.
     """
     table = prepared.table
     assert table is not None
-    plan_within(prepared, budget, sha256=sha256)  # an impossible budget is refused before anything is measured
-    measured = guide.costs(prepared.groupings)
-    powers = (1.0,) if prepared.request.cost == "sensitivity" else TRIAL_POWERS
-    tables = [table.priced({key: cost**power for key, cost in measured.items()}) for power in powers]
-    if prepared.request.cost == "trial":
-        tables += [table.priced(_kept_costs(prepared.groupings, cost)) for cost in ("log", "share")]
-    plans = [plan_within(replace(prepared, table=priced), budget, sha256=sha256) for priced in tables]
-    distinct = list({plan.plan.layers: plan for plan in reversed(plans)}.values())[::-1]
-    return distinct[0] if len(distinct) == 1 else min(distinct, key=lambda planned: guide.judge(planned.plan))
+
+    def search(costs: Mapping[tuple[str, int], float]) -> Planned:
+        return plan_within(replace(prepared, table=table.priced(costs)), budget, sha256=sha256)
+
+    plans = [search(_kept_costs(prepared.groupings, cost)) for cost in ("log", "share")]
+    measured = dict(guide.costs(prepared.groupings, None))
+    found = search(measured)
+    if prepared.request.cost == "sensitivity":
+        return found
+    for _ in range(TRIAL_ROUNDS):
+        plans.append(found)
+        for key, cost in guide.costs(prepared.groupings, found.plan).items():
+            measured[key] = measured.get(key, 0.0) + cost
+        found = search(measured)
+    plans.append(found)
+    distinct = {planned.plan.layers: planned for planned in plans}
+    return min(distinct.values(), key=lambda planned: guide.judge(planned.plan))
 
 
 def _kept_costs(groupings: Groupings, cost: CostName) -> dict[tuple[str, int], float]:

@@ -1,6 +1,7 @@
 """One site in numbers: its weights as coefficients, its moments on a batch, and the new weights back in their tensors."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,37 +52,43 @@ class Fit:
         constant = self.bias.astype(np.float64) if self.bias is not None and own else np.zeros(self.site.outputs.size)
         return Coefficients(weight, constant[self.site.outputs])
 
-    def goal(self, dense: Array, shortcut: Array | None) -> Floats:
-        """Return what the site itself has to give so that its target comes out: past the shortcut and the normalization."""
-        channels = (-1, *[1] * (dense.ndim - 2))
-        wanted = dense.astype(np.float32)
+    def goal(self, dense: Array, shortcut: Array | None, shape: Sequence[int]) -> Floats:
+        """Return what the site itself, which gives this shape, has to give so that its target comes out.
+
+        That is past the shortcut and the normalization. A site whose result is added to something larger is to give the mean
+        over all that it is added to.
+        """
+        channels = (-1, *[1] * (len(shape) - 2))
         if shortcut is None:
-            wanted -= self._foreign_bias.astype(np.float32).reshape(channels)
-        else:
-            scale, offset = (value.astype(np.float32).reshape(channels) for value in self._tail)
-            wanted -= shortcut.astype(np.float32)
-            wanted -= offset
-            wanted /= scale
-        return wanted
+            return np.asarray(dense.astype(np.float32) - self._foreign_bias.astype(np.float32).reshape(channels))
+        wanted = dense.astype(np.float32) - shortcut.astype(np.float32)
+        wanted = wanted.mean(axis=tuple(range(wanted.ndim - len(shape))))
+        smaller = tuple(axis for axis, size in enumerate(shape) if size < wanted.shape[axis])
+        wanted = wanted.mean(axis=smaller, keepdims=True) if smaller else wanted
+        scale, offset = (value.astype(np.float32).reshape(channels) for value in self._tail)
+        return np.asarray((wanted - offset) / scale)
 
     def rows(self, images: Array, dense: Array, shortcut: Array | None, *, most: int, rng: np.random.Generator) -> Rows:
         """Return what the site sees and should give in one batch, at `most` of its positions at most."""
         site = self.site
         views = images if site.is_gemm else patches(images, window_of(site.node, self.kernel, images.shape[2:]))
         places = views.shape[: 1 if site.is_gemm else images.ndim - 1]
+        shape = (places[0], site.outputs.size, *places[1:])
         chosen = choose(places, most, rng)
 
         def outputs(values: Array) -> Floats:
             at_places = np.moveaxis(values, 1, -1)
-            assert at_places.shape[:-1] == places, (site.name, places, values.shape)
+            assert values.shape == shape, (site.name, shape, values.shape)
             rows = (at_places if chosen is None else at_places[chosen]).astype(np.float32).reshape(-1, values.shape[1])
             return np.asarray(rows.T[site.outputs].transpose(0, 2, 1))
 
         seen = views if chosen is None else views[chosen]
         u = np.ascontiguousarray(seen, dtype=np.float32).reshape(-1, images.shape[1], math.prod(self.kernel))
         blocks = u.transpose(1, 0, 2)[site.inputs].transpose(0, 2, 1, 3).reshape(len(site.inputs), len(u), -1)
-        added = outputs(shortcut) if shortcut is not None and site.clamp is not None else None
-        return Rows(np.ascontiguousarray(blocks), outputs(self.goal(dense, shortcut)), added)
+        added = None
+        if shortcut is not None and site.clamp is not None and dense.shape == shape:
+            added = outputs(np.broadcast_to(shortcut, shape))
+        return Rows(np.ascontiguousarray(blocks), outputs(self.goal(dense, shortcut, shape)), added)
 
     def relaxed(self, rows: Rows, at: Coefficients) -> Rows:
         """Return the rows with targets moved to what is found, wherever the activation behind makes no difference.
@@ -90,6 +97,8 @@ class Fit:
         makes the error behind the activation larger: it is the least-squares step of a majorisation.
         """
         assert self.site.clamp is not None
+        if self.site.shortcut and rows.added is None:
+            return rows  # it is added to something larger, where the activation sees more than one value of each
         low, high = self.site.clamp
         scale, offset = (value.astype(np.float32)[self.site.outputs][:, None, :] for value in self._tail)
         base = offset if rows.added is None else offset + rows.added
@@ -138,7 +147,7 @@ class Fit:
         """A bias that is not its own is added whatever is fitted."""
         if self.bias is None or self.site.bias:
             return np.zeros(self.site.outputs.size)
-        return self.bias.astype(np.float64)
+        return np.broadcast_to(self.bias.astype(np.float64).reshape(-1), self.site.outputs.size)
 
     @property
     def _tail(self) -> tuple[Doubles, Doubles]:

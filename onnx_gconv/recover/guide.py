@@ -7,6 +7,8 @@ from itertools import islice
 import numpy as np
 import onnx
 
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.network import find_convs
 from onnx_gconv.plan import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.divergence import divergence
@@ -32,34 +34,48 @@ class CalibratedGuide:
         self._calibration = calibration
         self._effort = Effort(positions_a_weight=TRIAL_POSITIONS_A_WEIGHT, relaxations=TRIAL_RELAXATIONS, seed=seed, jobs=jobs)
         self._progress = progress
+        self._last: tuple[object, onnx.ModelProto] = (None, model)  # the plan judged last, recovered
 
-    def costs(self, groupings: Mapping[Key, Grouping]) -> dict[Key, float]:
-        """Return the divergence of the outputs when one layer alone is grouped and fitted."""
-        return sensitivities(
+    def costs(self, groupings: Mapping[Key, Grouping], company: Plan | None) -> dict[Key, float]:
+        """Return the divergence of the outputs when one layer is grouped anew and fitted, alone or in company.
+
+        In company, the least of each layer is taken off: what is left is what the choice of its groups costs.
+        """
+        model = self._model if company is None else self._recovered(company)
+        found = sensitivities(
             self._model,
-            self._model,
-            groupings,
+            model,
+            {**groupings, **(_as_they_are(self._model, groupings) if company is not None else {})},
             self._calibration.feeds(SAMPLES),
             probes=self._batches(PROBES),
             effort=self._effort,
             progress=self._progress,
         )
+        least: dict[str, float] = {}
+        for (name, _), cost in found.items():
+            least[name] = min(cost, least.get(name, 0.0 if company is None else cost))
+        return {key: cost - least[key[0]] for key, cost in found.items()}
 
     def judge(self, plan: Plan) -> float:
         """Return the divergence of the outputs after the plan and a quick reconstruction."""
-        masked = mask(self._model, plan)
-        fitted = reconstruct(
-            self._model,
-            masked,
-            plan_sites(masked, plan),
-            self._calibration.feeds(SAMPLES),
-            effort=self._effort,
-            progress=self._progress,
-        )
-        active = session(fitted.model)
-        return float(
-            np.mean([divergence(one, run(active, feeds)) for one, feeds in zip(self._expected, self._judged(), strict=True)])
-        )
+        active = session(self._recovered(plan))
+        pairs = zip(self._expected, self._judged(), strict=True)
+        return float(np.mean([divergence(expected, run(active, feeds)) for expected, feeds in pairs]))
+
+    def _recovered(self, plan: Plan) -> onnx.ModelProto:
+        """Return the plan carried out, quickly; the last one is remembered, for it is asked for twice."""
+        if plan.layers != self._last[0]:
+            masked = mask(self._model, plan)
+            fitted = reconstruct(
+                self._model,
+                masked,
+                plan_sites(masked, plan),
+                self._calibration.feeds(SAMPLES),
+                effort=self._effort,
+                progress=self._progress,
+            )
+            self._last = plan.layers, fitted.model
+        return self._last[1]
 
     @cached_property
     def _expected(self) -> list[dict[str, Result]]:
@@ -79,3 +95,14 @@ class CalibratedGuide:
 
     def _batches(self, samples: int) -> int:
         return -(-samples // self._calibration.batch)
+
+
+def _as_they_are(model: onnx.ModelProto, groupings: Mapping[Key, Grouping]) -> dict[Key, Grouping]:
+    """Return the layers in the groups that they have: one, mostly."""
+    layers, _ = find_convs(model, Constants(model), {})
+    names = {name for name, _ in groupings}
+    return {
+        (layer.name, layer.groups): Grouping(layer.groups, np.arange(layer.in_channels), np.arange(layer.out_channels), 1.0)
+        for layer in layers
+        if layer.name in names
+    }

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
+ROUNDING = 1e-10  # what float64 sums may be off by, relative, with room
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,19 +76,45 @@ class Coefficients:
 def sums(rows: Rows) -> Sums:
     """Return the moments of some rows.
 
-    Products in float32, where they are three times faster; the rows are few, and their sums are added in float64.
+    Products in float32, where they are three times faster; the rows are few, and their sums are added in float64. The
+    products are of numbers about their mean, which is added back in float64: far off centre, float32 would lose the spread.
     """
-    u = np.ascontiguousarray(rows.u)
-    gram = np.matmul(u.transpose(0, 2, 1), u).astype(np.float64)
-    t, ut, tt = target_sums(rows)
-    return Sums(u.shape[1], u.sum(axis=1, dtype=np.float64), t, gram, ut, tt)
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found in the sum of all
+        u = _Centred.of(rows.u)
+        t, ut, tt = target_sums(rows)
+        return Sums(rows.u.shape[1], u.total, t, u.times(u), ut, tt)
 
 
 def target_sums(rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
     """Return the moments that the targets have a part in: t, ut and tt."""
-    t = np.ascontiguousarray(rows.t)
-    cross = np.matmul(rows.u.transpose(0, 2, 1), t).astype(np.float64)
-    return t.sum(axis=1, dtype=np.float64), cross, np.square(t, dtype=np.float64).sum(axis=1)
+    u, t = _Centred.of(rows.u), _Centred.of(rows.t)
+    squares = np.square(t.values, dtype=np.float64).sum(axis=1) + t.centre * (t.rest + t.total)
+    return t.total, u.times(t), squares
+
+
+@dataclass(frozen=True, eq=False)
+class _Centred:
+    """Values (blocks, positions, channels) about a centre near their mean."""
+
+    values: Floats
+    centre: Doubles  # (blocks, channels)
+    total: Doubles  # sum of the values as they were
+    rest: Doubles  # sum of the values about the centre: not quite zero
+
+    @classmethod
+    def of(cls, values: Floats) -> "_Centred":
+        total = values.sum(axis=1, dtype=np.float64)
+        centre = (total / values.shape[1]).astype(np.float32)
+        return cls(values - centre[:, None], centre.astype(np.float64), total, total - values.shape[1] * centre.astype(np.float64))
+
+    def times(self, other: "_Centred") -> Doubles:
+        """Return the sum over the positions of the outer products of the values as they were."""
+        product = np.matmul(self.values.transpose(0, 2, 1), other.values)
+        return np.asarray(product + _outer(self.rest, other.centre) + _outer(self.centre, other.total))
+
+
+def _outer(a: Doubles, b: Doubles) -> Doubles:
+    return np.asarray(a[:, :, None] * b[:, None, :])
 
 
 def retarget(total: Sums, parts: Iterable[tuple[Doubles, Doubles, Doubles]]) -> Sums:
@@ -111,7 +138,9 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
     size = gram.shape[1]
     weight = np.empty_like(prior.weight)
     for block in range(len(gram)):
-        ridge = damping * float(np.trace(gram[block])) / size or 1.0  # nothing ever came in: all stays as it was
+        # Inputs that do not vary leave nothing but rounding in the Gram matrix, which must not decide anything.
+        spread = max(damping * float(np.trace(gram[block])), ROUNDING * float(np.trace(total.uu[block])))
+        ridge = spread / size or 1.0  # nothing ever came in: all stays as it was
         matrix = gram[block] + ridge * np.eye(size)
         weight[block] = scipy.linalg.solve(matrix, cross[block] + ridge * prior.weight[block], assume_a="pos")
     if not has_intercept:
@@ -121,8 +150,8 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
 
 
 def _centred(total: Sums) -> tuple[Doubles, Doubles]:
-    gram = total.uu - total.u[:, :, None] * total.u[:, None, :] / total.count
-    cross = total.ut - total.u[:, :, None] * total.t[:, None, :] / total.count
+    gram = total.uu - _outer(total.u, total.u) / total.count
+    cross = total.ut - _outer(total.u, total.t) / total.count
     return gram, cross
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import onnx
 
+from onnx_gconv.errors import DataError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.plan import Plan
@@ -134,13 +135,25 @@ def shared_rows(fit: Fit, ahead: Walk, behind: Walk, work: Work, effort: Effort)
     return work.rows(rows)
 
 
+def total_moments(fit: Fit, rows: SharedRows) -> Sums:
+    """Return the moments of all rows, refusing NaN and infinity."""
+    total = add_up(rows.map(sums))
+    if not all(np.isfinite(values).all() for values in (total.u, total.t, total.uu, total.ut)):
+        raise DataError(
+            f"on the calibration samples, Conv or Gemm {fit.site.label!r} reads or gives NaN, infinity, or numbers too large to "
+            "square.",
+            hint="check that the samples are preprocessed as the model expects",
+        )
+    return total
+
+
 def _fitted(fit: Fit, rows: SharedRows, effort: Effort) -> tuple[Coefficients, LayerError]:
     """Return the best weights; where an activation follows, those that are best behind it."""
 
     def solved(total: Sums) -> Coefficients:
         return solve(total, fit.before, damping=effort.damping, has_intercept=fit.site.has_intercept)
 
-    total = add_up(rows.map(sums))
+    total = total_moments(fit, rows)
     new = solved(total)
     error = _error(fit.site, total, fit, new)
     if fit.site.clamp is not None:

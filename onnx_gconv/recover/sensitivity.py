@@ -11,8 +11,8 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.recover.divergence import divergence
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.normal import Sums, add_up, solve, sums
-from onnx_gconv.recover.reconstruct import Effort, Progress, shared_rows, site_reads
+from onnx_gconv.recover.normal import Sums, solve
+from onnx_gconv.recover.reconstruct import Effort, Progress, shared_rows, site_reads, total_moments
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.recover.store import Store
 from onnx_gconv.recover.walk import Walk, put_inputs
@@ -55,7 +55,7 @@ def sensitivities(
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
             fit = Fit.of(site, constants)
-            total = add_up(shared_rows(fit, ahead, walk, work, effort).map(sums))
+            total = total_moments(fit, shared_rows(fit, ahead, walk, work, effort))
             ahead.tidy()
             walk.tidy()
             rest = _Rest(walk, store, fit)

@@ -83,9 +83,11 @@ def _site(place: int, flow: Flow, constants: Constants, planned: Mapping[str, Pl
     value = constants.value(weight)
     if value.dtype.name not in FLOATS:
         return None
-    bias = constants.origin(node.input[2]) if len(node.input) > 2 and node.input[2] else ""
-    own_bias = bias if bias and _is_own(bias, name, 2, constants) and constants.value(bias).ndim == 1 else ""
     outputs, inputs = _blocks(node, value.shape, planned.get(name))
+    bias = constants.origin(node.input[2]) if len(node.input) > 2 and node.input[2] else ""
+    if bias and not (constants.is_constant(bias) and _is_one_row(constants.value(bias).shape, outputs.size)):
+        return None
+    own_bias = bias if bias and _is_own(bias, name, 2, constants) and constants.value(bias).shape == (outputs.size,) else ""
     after = _normalization(name, flow, constants)
     site = _closing(Site(name, node, weight, own_bias, outputs, inputs, target=name, after=after), place, flow)
     end = site.target if site.shortcut or after is None else after.output
@@ -95,6 +97,11 @@ def _site(place: int, flow: Flow, constants: Constants, planned: Mapping[str, Pl
 def _is_own(tensor: str, reader: str, slot: int, constants: Constants) -> bool:
     """Return whether the model stores the tensor and this node alone reads it: only then can it be changed."""
     return constants.is_stored(tensor) and constants.readers(tensor) == {(reader, slot)}
+
+
+def _is_one_row(shape: tuple[int, ...], outputs: int) -> bool:
+    """Return whether a bias, which in a Gemm may have any shape that broadcasts, is the same for all samples."""
+    return math.prod(shape) in (1, outputs) and math.prod(shape[:-1]) == 1
 
 
 def _is_plain(gemm: onnx.NodeProto) -> bool:

@@ -45,24 +45,16 @@ class Table:
         return sum(row.options[index].cost for row, index in zip(self.rows, choice, strict=True))
 
     def priced(self, costs: Mapping[tuple[str, int], float]) -> "Table":
-        """Return the table with other costs, by layer and number of groups.
+        """Return the table with other costs, by layer and number of groups; a layer as it is costs nothing unless they say.
 
         What `costs` does not know keeps its own, brought to the same scale by the median of the others.
         """
-        ratios = []
-        for row in self.rows:
-            for option in row.options[1:]:
-                known = _known(costs, row, option)
-                if known is not None and option.cost > 0:
-                    ratios.append(known / option.cost)
+        known = [(row, option, _known(costs, row, option)) for row in self.rows for option in row.options]
+        ratios = [cost / option.cost for _, option, cost in known if cost is not None and option.cost > 0]
         scale = median(ratios) if ratios else 1.0
-
-        def price(row: Row, option: Option) -> float:
-            known = _known(costs, row, option)
-            return option.cost * scale if known is None else known
-
+        prices = {(row.names, option.groups): option.cost * scale if cost is None else cost for row, option, cost in known}
         rows = (
-            Row(row.names, (row.options[0], *(replace(option, cost=price(row, option)) for option in row.options[1:])))
+            Row(row.names, tuple(replace(option, cost=prices[row.names, option.groups]) for option in row.options))
             for row in self.rows
         )
         return replace(self, rows=tuple(rows))

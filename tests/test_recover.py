@@ -1,0 +1,359 @@
+"""Reconstruction: what it must leave alone, what it must find, and that another least squares finds the same."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from fitting import distance, fit_conv, grouped, outputs, plan_of, recover
+from numpy.typing import ArrayLike
+from tiny import conv_net, from_text, get_tensor, residual_net, set_tensor
+
+from onnx_gconv.recover.reconstruct import Effort, plan_sites
+from onnx_gconv.rewrite.mask import mask
+
+RNG = np.random.default_rng(0)
+# Products of moments are float32, so that weights come out with some five digits; masking alone moves outputs by half.
+ROUNDING = 1e-4
+UNDAMPED = Effort(damping=1e-8)
+RESIDUAL_PLAN = plan_of(grouped("stem", 8, 4, seed=1), grouped("first", 8, 8, seed=2), grouped("last", 8, 8, seed=3))
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape)
+
+
+def batches(*shape: int, name: str = "image", count: int = 3, seed: int = 1) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [{name: rng.standard_normal(shape).astype(np.float32)} for _ in range(count)]
+
+
+RESIDUAL_FEEDS = batches(40, 4, 6, 6)
+
+
+def image_of(feeds: list[dict[str, np.ndarray]], name: str = "image") -> dict[str, np.ndarray]:
+    return {name: np.concatenate([batch[name] for batch in feeds])}
+
+
+# --- what stays -----------------------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_is_masked_weights_and_outputs_stay() -> None:
+    dense, feeds = residual_net(), RESIDUAL_FEEDS
+    found = recover(dense, plan_of(), feeds)
+    assert [layer.name for layer in found.layers] == ["stem", "first", "last"]
+    for name in ("w0", "b0", "w1", "b1", "w2", "b2"):
+        assert distance(get_tensor(dense, name), get_tensor(found.model, name)) < ROUNDING
+    assert distance(outputs(dense, feeds[0])[0], outputs(found.model, feeds[0])[0]) < ROUNDING
+    assert max(max(layer.before, layer.after) for layer in found.layers) < ROUNDING
+
+
+def test_dropped_weights_stay_exactly_zero() -> None:
+    found = recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS)
+    for number, layer in enumerate(RESIDUAL_PLAN.layers):
+        weight = get_tensor(found.model, f"w{number}")
+        ins, outs = (np.reshape(order, (2, -1)) for order in (layer.in_order, layer.out_order))
+        for inputs, chosen in zip(ins[::-1], outs, strict=True):
+            assert not weight[np.ix_(chosen, inputs)].any()
+        for inputs, chosen in zip(ins, outs, strict=True):
+            assert weight[np.ix_(chosen, inputs)].all()
+
+
+def test_everything_but_the_fitted_numbers_is_as_it_was() -> None:
+    dense = residual_net()
+    set_tensor(dense, "unused", normal(3))
+    dense.producer_name, dense.doc_string = "somebody", "kept"
+    dense.metadata_props.add(key="a", value="b")
+    dense.graph.node[0].doc_string = "stem"
+    masked = mask(dense, RESIDUAL_PLAN)
+    found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS).model
+    fitted = {f"{kind}{number}" for kind in "wb" for number in range(3)}
+    for name in fitted:
+        before, after = get_tensor(masked, name), get_tensor(found, name)
+        assert (before.shape, before.dtype) == (after.shape, after.dtype)
+        assert np.any(before != after)
+        set_tensor(found, name, before)
+    # With the old numbers put back, the models are the same to the last byte but for the order of the initializers.
+    for model in (masked, found):
+        tensors = sorted(model.graph.initializer, key=lambda tensor: tensor.name)
+        copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(copies)
+    assert found.SerializeToString(deterministic=True) == masked.SerializeToString(deterministic=True)
+
+
+def test_neither_model_given_is_changed() -> None:
+    dense = residual_net()
+    masked = mask(dense, RESIDUAL_PLAN)
+    before = dense.SerializeToString(deterministic=True), masked.SerializeToString(deterministic=True)
+    recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=plan_sites(masked, RESIDUAL_PLAN))
+    assert before == (dense.SerializeToString(deterministic=True), masked.SerializeToString(deterministic=True))
+
+
+SCRIPT = """
+import hashlib
+from fitting import recover
+from test_recover import RESIDUAL_FEEDS, RESIDUAL_PLAN
+from tiny import residual_net
+from onnx_gconv.recover.reconstruct import Effort
+effort = Effort(least_positions=900, positions_a_weight=1, jobs=2)
+model = recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort).model
+print(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())
+"""
+
+
+def test_the_result_is_the_same_to_the_last_bit_whatever_the_jobs_and_the_process() -> None:
+    hashes = set()
+    for jobs in (1, 2):
+        effort = Effort(least_positions=900, positions_a_weight=1, jobs=jobs)  # few enough that positions are drawn
+        model = recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort).model
+        hashes.add(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())
+    for seed in ("1", "2"):
+        path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment)
+        hashes.add(done.stdout.strip())
+    assert len(hashes) == 1
+
+
+def test_another_seed_draws_other_positions() -> None:
+    few = [Effort(least_positions=900, positions_a_weight=1, seed=seed) for seed in (0, 1)]
+    one, two = (recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort).model for effort in few)
+    assert distance(get_tensor(one, "w1"), get_tensor(two, "w1")) > 1e-3
+
+
+# --- what is found --------------------------------------------------------------------------------------------------------
+
+
+def test_where_grouped_weights_can_do_the_same_they_are_found() -> None:
+    """Both halves of the input are equal, so either half is enough, and grouping into halves can be without any error."""
+    dense = from_text(
+        "m (float[N,8,6,6] image) => (float[N,6,6,6] y) { y = Conv <pads = [1, 1, 1, 1]> (image, w, b) }",
+        w=normal(6, 8, 3, 3),
+        b=normal(6),
+    )
+    feeds = [{"image": np.tile(batch["image"], (1, 2, 1, 1))} for batch in RESIDUAL_FEEDS]
+    plan = plan_of(grouped("y", 6, 8))
+    found = recover(dense, plan, feeds, effort=UNDAMPED)
+    (expected,), (masked,), (recovered,) = (outputs(model, feeds[0]) for model in (dense, mask(dense, plan), found.model))
+    assert distance(expected, masked) > 0.5
+    assert distance(expected, recovered) < ROUNDING
+    weight = get_tensor(dense, "w")
+    folded = np.concatenate([(weight[:3, :4] + weight[:3, 4:]), (weight[3:, :4] + weight[3:, 4:])])
+    kept = np.concatenate([get_tensor(found.model, "w")[:3, :4], get_tensor(found.model, "w")[3:, 4:]])
+    assert distance(folded, kept) < ROUNDING
+    (layer,) = found.layers
+    assert layer.after < 1e-6 < 0.1 < layer.before
+
+
+def by_hand(dense: onnx.ModelProto, image: np.ndarray, *, is_corrected: bool, damping: float) -> dict[str, np.ndarray]:
+    """Return the weights of the residual net, fitted one after the other: each on what those before it give now."""
+    fitted = mask(dense, RESIDUAL_PLAN)
+    stem, first, total, last = outputs(dense, {"image": image}, "stem", "first", "total", "last")
+    nodes = {node.output[0]: node for node in dense.graph.node}
+    tensors: dict[str, np.ndarray] = {}
+    for number, layer in enumerate(RESIDUAL_PLAN.layers):
+        source, stream = outputs(fitted, {"image": image}, {0: "image", 1: "stream", 2: "inner"}[number], "stream")
+        target = (stem, first, total - stream if is_corrected else last)[number]
+        prior = get_tensor(fitted, f"w{number}")
+        weight, bias = fit_conv(source, target, nodes[layer.name], prior, layer, damping=damping)
+        tensors |= {f"w{number}": weight, f"b{number}": bias}
+        set_tensor(set_tensor(fitted, f"w{number}", weight), f"b{number}", bias)
+    return tensors
+
+
+@pytest.mark.parametrize("damping", [1e-8, 1e-3, 0.3])
+@pytest.mark.parametrize("is_corrected", [True, False])
+def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(*, is_corrected: bool, damping: float) -> None:
+    dense = residual_net()
+    sites = plan_sites(mask(dense, RESIDUAL_PLAN), RESIDUAL_PLAN)
+    if not is_corrected:
+        sites = [replace(site, target=site.name, shortcut="") for site in sites]
+    found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=sites, effort=Effort(damping=damping)).model
+    expected = by_hand(dense, image_of(RESIDUAL_FEEDS)["image"], is_corrected=is_corrected, damping=damping)
+    for name, value in expected.items():
+        assert distance(value, get_tensor(found, name)) < ROUNDING, name
+
+
+def test_correcting_the_stream_brings_the_blocks_sum_closer() -> None:
+    dense, feeds = residual_net(), image_of(RESIDUAL_FEEDS)
+    masked = mask(dense, RESIDUAL_PLAN)
+    sites = plan_sites(masked, RESIDUAL_PLAN)
+    plain = [replace(site, target=site.name, shortcut="") for site in sites]
+    corrected, uncorrected = (recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=each).model for each in (sites, plain))
+    models = (dense, corrected, uncorrected, masked)
+    (wanted,), *others = (outputs(model, feeds, "total") for model in models)
+    errors = [distance(wanted, found) for (found,) in others]
+    assert errors[0] < 0.95 * errors[1] < 0.95 * errors[2]
+
+
+def test_errors_of_layers_are_those_of_their_own_fit() -> None:
+    """`after` is what is left of the target's variance in the model as it comes out, `before` what masked weights leave."""
+    dense, feeds = residual_net(), image_of(RESIDUAL_FEEDS)
+    found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS)
+    wanted, stem = (values.astype(np.float64) for values in outputs(dense, feeds, "total", "stem"))
+
+    def share(target: np.ndarray, value: np.ndarray) -> float:
+        spread = target - target.mean(axis=(0, 2, 3), keepdims=True)
+        return float(np.square(target - value).sum() / np.square(spread).sum())
+
+    after_total, after_stem = outputs(found.model, feeds, "total", "stem")
+    (before_stem,) = outputs(mask(dense, RESIDUAL_PLAN), feeds, "stem")
+    assert found.layers[0].before == pytest.approx(share(stem, before_stem), rel=1e-3)
+    assert found.layers[0].after == pytest.approx(share(stem, after_stem), rel=1e-3)
+    stream = outputs(found.model, feeds, "stream")[0].astype(np.float64)
+    assert found.layers[2].after == pytest.approx(share(wanted - stream, after_total - stream), rel=1e-3)
+
+
+# --- batch normalization --------------------------------------------------------------------------------------------------
+
+NORMALIZED = """
+m (float[N,4,6,6] image) => (float[N,8,6,6] y) {
+    a = Conv <pads = [1, 1, 1, 1]> (image, w1)
+    an = BatchNormalization (a, gamma1, beta1, mean1, var1)
+    r = Relu (an)
+    b = Conv <pads = [1, 1, 1, 1]> (r, w2)
+    bn = BatchNormalization <epsilon = 0.01> (b, gamma2, beta2, mean2, var2)
+    y = Add (bn, r)
+}
+"""
+FOLDED = """
+m (float[N,4,6,6] image) => (float[N,8,6,6] y) {
+    a = Conv <pads = [1, 1, 1, 1]> (image, w1, b1)
+    r = Relu (a)
+    b = Conv <pads = [1, 1, 1, 1]> (r, w2, b2)
+    y = Add (b, r)
+}
+"""
+
+
+def test_batch_normalization_in_the_graph_or_folded_gives_the_same_function() -> None:
+    tensors: dict[str, ArrayLike] = {}
+    folded: dict[str, ArrayLike] = {}
+    for number, inputs, epsilon in ((1, 4, 1e-5), (2, 8, 0.01)):
+        weight, gamma, beta, mean = normal(8, inputs, 3, 3) / 6, normal(8), normal(8), normal(8)  # gamma of either sign
+        var = 0.5 + np.square(normal(8))
+        tensors |= {
+            f"w{number}": weight,
+            f"gamma{number}": gamma,
+            f"beta{number}": beta,
+            f"mean{number}": mean,
+            f"var{number}": var,
+        }
+        scale = gamma / np.sqrt(var + epsilon)
+        folded |= {f"w{number}": weight * scale[:, None, None, None], f"b{number}": beta - mean * scale}
+    plan = plan_of(grouped("a", 8, 4, seed=1), grouped("b", 8, 8, seed=2))
+    found = []
+    for dense in (from_text(NORMALIZED, **tensors), from_text(FOLDED, **folded)):
+        model = recover(dense, plan, RESIDUAL_FEEDS).model
+        found.append(outputs(model, RESIDUAL_FEEDS[0])[0])
+        assert distance(*found[:1], *outputs(mask(dense, plan), RESIDUAL_FEEDS[0])) > 0.1
+    assert distance(*found) < ROUNDING
+
+
+def test_the_constant_goes_into_the_mean_and_nothing_else_of_the_normalization_changes() -> None:
+    tensors: dict[str, ArrayLike] = {"w1": normal(8, 4, 3, 3), "w2": normal(8, 8, 3, 3) / 8}
+    for number in "12":
+        tensors |= {f"{name}{number}": 1 + np.square(normal(8)) for name in ("gamma", "beta", "mean", "var")}
+    dense = from_text(NORMALIZED, **tensors)
+    plan = plan_of(grouped("a", 8, 4), grouped("b", 8, 8))
+    found = recover(dense, plan, RESIDUAL_FEEDS).model
+    changed = {
+        tensor.name
+        for tensor in dense.graph.initializer
+        if np.any(get_tensor(dense, tensor.name) != get_tensor(found, tensor.name))
+    }
+    assert changed == {"w1", "w2", "mean1", "mean2"}
+    # Fitted outputs have the mean of their targets: here, behind the first normalization.
+    (wanted,), (given,) = (outputs(model, image_of(RESIDUAL_FEEDS), "an") for model in (dense, found))
+    np.testing.assert_allclose(given.mean(axis=(0, 2, 3)), wanted.mean(axis=(0, 2, 3)), atol=1e-4)
+
+
+# --- models of every kind -------------------------------------------------------------------------------------------------
+
+
+def improvement(
+    dense: onnx.ModelProto, layers: list[tuple[str, int, int]], feeds: list[dict[str, np.ndarray]]
+) -> tuple[float, float]:
+    """Return the distance of the first output to the dense model's, masked and recovered."""
+    plan = plan_of(*(grouped(*layer) for layer in layers))
+    found = recover(dense, plan, feeds).model
+    onnx.checker.check_model(found)
+    results = [np.concatenate([outputs(m, batch)[0] for batch in feeds]) for m in (dense, mask(dense, plan), found)]
+    return distance(results[0], results[1]), distance(results[0], results[2])
+
+
+def test_the_whole_net_with_its_gemm_comes_closer() -> None:
+    masked, fitted = improvement(conv_net(), [("c2", 8, 8), ("c3", 8, 8)], batches(40, 3, 8, 8))
+    assert fitted < 0.5 * masked
+
+
+def test_half_precision_weights_stay_half_precision() -> None:
+    dense = from_text(
+        "m (float16[N,4,6,6] image) => (float16[N,8,6,6] y) { a = Conv (image, w1, b1) r = Relu (a) y = Conv (r, w2, b2) }",
+        w1=normal(8, 4, 1, 1).astype(np.float16),
+        b1=normal(8).astype(np.float16),
+        w2=normal(8, 8, 1, 1).astype(np.float16),
+        b2=normal(8).astype(np.float16),
+    )
+    feeds = [{"image": batch["image"].astype(np.float16)} for batch in RESIDUAL_FEEDS]
+    masked, fitted = improvement(dense, [("y", 8, 8)], feeds)
+    assert fitted < 0.8 * masked
+    found = recover(dense, plan_of(grouped("y", 8, 8)), feeds).model
+    assert {get_tensor(found, name).dtype for name in ("w1", "b1", "w2", "b2")} == {np.dtype(np.float16)}
+
+
+def test_weights_in_constant_nodes_are_fitted_too() -> None:
+    dense = residual_net()
+    plan = plan_of(grouped("first", 8, 8))
+    expected = recover(dense, plan, RESIDUAL_FEEDS).model
+    moved = onnx.ModelProto.FromString(dense.SerializeToString())
+    constants = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in moved.graph.initializer]
+    nodes = [*constants, *moved.graph.node]
+    del moved.graph.initializer[:], moved.graph.node[:]
+    moved.graph.node.extend(nodes)
+    found = recover(moved, plan, RESIDUAL_FEEDS).model
+    assert distance(outputs(expected, RESIDUAL_FEEDS[0])[0], outputs(found, RESIDUAL_FEEDS[0])[0]) < 1e-6
+
+
+def test_a_fixed_batch_gives_what_a_dynamic_one_gives() -> None:
+    fixed = residual_net()
+    fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 40
+    models = [recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS).model for dense in (fixed, residual_net())]
+    for number in range(3):
+        np.testing.assert_array_equal(*(get_tensor(model, f"w{number}") for model in models))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_convs_of_other_ranks_are_fitted(rank: int) -> None:
+    axes, pads = ",".join("5" * rank), ",".join("1" * 2 * rank)
+    dense = from_text(
+        f"m (float[N,4,{axes}] image) => (float[N,8,{axes}] y) {{ a = Conv <pads = [{pads}]> (image, w1, b1) r = Relu (a)"
+        f" y = Conv <pads = [{pads}]> (r, w2, b2) }}",
+        w1=normal(8, 4, *[3] * rank),
+        b1=normal(8),
+        w2=normal(8, 8, *[3] * rank),
+        b2=normal(8),
+    )
+    masked, fitted = improvement(dense, [("a", 8, 4), ("y", 8, 8)], batches(40, 4, *[5] * rank))
+    assert fitted < 0.9 * masked
+
+
+def test_two_inputs_are_both_carried_along() -> None:
+    """The second input is a multiple of the first, so that groups which see one of them only can do without the other."""
+    dense = from_text(
+        "m (float[N,4,6,6] image, float[N,4,6,6] other) => (float[N,8,6,6] y)"
+        " { both = Concat <axis = 1> (other, image) y = Conv (both, w, b) }",
+        w=normal(8, 8, 1, 1),
+        b=normal(8),
+    )
+    feeds = [batch | {"other": 3 * batch["image"]} for batch in RESIDUAL_FEEDS]
+    plan = plan_of(grouped("y", 8, 8))
+    found = recover(dense, plan, feeds, effort=UNDAMPED).model
+    (expected,), (recovered,) = (outputs(model, feeds[0]) for model in (dense, found))
+    assert distance(expected, recovered) < ROUNDING
