@@ -62,7 +62,7 @@ def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path, monkeypa
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # no picture: it takes longer than all the rest
     (tmp_path / "models").mkdir()
-    for name in ("digits.onnx", "digits_test.npz"):
+    for name in ("digits.onnx", "digits_calib.npz", "digits_test.npz"):
         shutil.copy(ROOT / "models" / name, tmp_path / "models")
     monkeypatch.chdir(tmp_path)
     assert INSTALL.split(" && ")[2].removeprefix(".venv/bin/") in [command for command, _ in session()]
