@@ -14,7 +14,8 @@ FLOW = {
     "errors": set(),
     "native_output": set(),
     "files": {"errors"},
-    "plan": {"errors"},
+    "fields": {"errors"},
+    "plan": {"errors", "fields"},
     "solve": {"solve", "errors"},
     "search": {"search", "errors", "native_output"},
     "model": {"model", "errors", "files", "native_output"},
@@ -23,7 +24,8 @@ FLOW = {
     "runtime": {"errors", "model"},
     "verify": {"errors", "model", "runtime"},
     "timing": {"runtime"},
-    "report": {"report", "model", "plan", "planning", "verify", "timing", "errors"},
+    "deploy": {"deploy", "errors", "fields", "files", "model", "runtime"},
+    "report": {"report", "model", "plan", "planning", "verify", "timing", "deploy", "errors"},
 }
 
 
