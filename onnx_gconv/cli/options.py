@@ -26,12 +26,16 @@ def command(
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
+    add_input_shape(parser)
+
+
+def add_input_shape(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input-shape",
         action="append",
         default=[],
         metavar="[NAME=]1x3x224x224",
-        help="the input shape to count MACs and verify at; needed where axes are dynamic (else: batch 1, 224 pixels)",
+        help="the input shape to count MACs, verify and measure at; needed where axes are dynamic (else: batch 1, 224 pixels)",
     )
 
 
@@ -190,6 +194,17 @@ def requests(args: argparse.Namespace) -> "list[Request]":
 def positive(text: str) -> int:
     """Return a whole number from 1 on."""
     return _whole(text, least=1)
+
+
+def positive_number(text: str) -> float:
+    """Return a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
 
 
 def _natural(text: str) -> int:
