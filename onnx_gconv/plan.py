@@ -51,7 +51,7 @@ class Plan:
     solver: str
     search: str
     seed: int
-    budget: Mapping[str, int]
+    budget: Mapping[str, int | float]
     gathers: str
     before: Totals
     after: Totals
@@ -112,7 +112,7 @@ def from_json(data: object, path: str) -> Plan:
         solver=top.string("solver"),
         search=top.string("search"),
         seed=top.integer("seed"),
-        budget={name: budget.integer(name) for name in budget.names()},
+        budget={name: budget.number(name) if name.endswith("_ms") else budget.integer(name) for name in budget.names()},
         gathers=top.string("gathers"),
         before=_totals(top.inner("before")),
         after=_totals(top.inner("after")),

@@ -24,8 +24,8 @@ FLOW = {
     "runtime": {"errors", "model"},
     "verify": {"errors", "model", "runtime"},
     "timing": {"runtime"},
-    "deploy": {"deploy", "errors", "fields", "files", "model", "runtime"},
-    "report": {"report", "model", "plan", "planning", "verify", "timing", "deploy", "errors"},
+    "deploy": {"deploy", "errors", "fields", "files", "model", "runtime", "search"},
+    "report": {"report", "model", "plan", "planning", "search", "verify", "timing", "deploy", "errors"},
 }
 
 

@@ -24,6 +24,11 @@ turns, so that what disturbs one disturbs all. Programs and models are copied to
 
   onnx-gconv bench model.onnx model.gconv.onnx --runner ort-cpu
   onnx-gconv bench model.onnx model.gconv.onnx --runner trtexec --precision fp16 --host ssh://nvidia@jetson
+
+With --sweep, every layer of the models is timed with every number of groups that suits the device, into a table for
+`compress --max-latency 60% --timing table.json`. Interrupted and started again, it goes on where it was.
+
+  onnx-gconv bench model.onnx --runner ort-cpu --sweep --timing-out table.json
 """
 
 
@@ -36,6 +41,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument(
         "--precision", choices=("fp32", "fp16", "int8"), default="fp32", help="arithmetic to measure (default fp32)"
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="time every layer with every number of groups; --timing-out is the table to fill"
     )
     parser.add_argument(
         "--timing-out", type=Path, metavar="FILE", help="write timing.json; further models to timing.2.json and so on"
@@ -57,6 +65,10 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.trtexec is not None and args.runner != "trtexec":
         parser.error("--trtexec is for --runner trtexec")
     story = Story(args)
+    if args.sweep:
+        if args.timing_out is None or args.runner == "tensorrt-rtx":
+            parser.error("--sweep needs --timing-out FILE, and a runner that runs")
+        return _sweep(args, host_of(args), story)
     with tempfile.TemporaryDirectory() as scratch:
         timings = measured(args, host_of(args), Path(scratch), story)
     for text in dict.fromkeys(warning for timing in timings for warning in timing.warnings):
@@ -69,6 +81,22 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from onnx_gconv.report.tables import print_timings
 
     print_timings(timings)
+    return 0
+
+
+def _sweep(args: argparse.Namespace, host: "Host", story: Story) -> int:
+    from onnx_gconv.cli.source import open_source, read_network
+    from onnx_gconv.cli.sweeping import run_sweep
+
+    for path in args.models:
+        source = open_source(argparse.Namespace(model=path, input_shape=args.input_shape))
+        network = read_network(source, story)
+        job = job_of(args, [path], dict(network.input_shapes), host)
+        table = run_sweep(source, network, job, host, args.timing_out, story)
+    times = sum(len(by_groups) for by_groups in table.layers.values())
+    story.tell(f"wrote {args.timing_out}: {times} times of {len(table.layers)} layer shapes, {len(table.gathers)} of Gathers")
+    if args.json:
+        print(args.timing_out.read_text(encoding="utf-8"), end="")
     return 0
 
 

@@ -24,6 +24,10 @@ REPORT = "timing.json"
 class Host(Protocol):
     """A machine that can run runners."""
 
+    @property
+    def address(self) -> str | None:
+        """Return how --host names it; None for this machine."""
+
     def measure(self, job: Job) -> list[Timing]:
         """Return what the runner measured of each model."""
 
@@ -36,6 +40,10 @@ class ThisMachine:
     """Runners as child processes of this Python."""
 
     timeout_seconds: float
+
+    @property
+    def address(self) -> str | None:
+        return None
 
     def measure(self, job: Job) -> list[Timing]:
         with tempfile.TemporaryDirectory() as folder:
@@ -63,6 +71,10 @@ class SshHost:
     port: int | None
     python: str
     timeout_seconds: float
+
+    @property
+    def address(self) -> str | None:
+        return f"ssh://{self._name}"
 
     def measure(self, job: Job) -> list[Timing]:
         program = program_file(job.runner)

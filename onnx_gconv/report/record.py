@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan
+from onnx_gconv.search.latency import Prediction
 from onnx_gconv.timing import Latency
 from onnx_gconv.verify import Verification
 
@@ -35,6 +36,7 @@ class Outcome:
     gathers: tuple[int, int]  # naive, written
     gather_reasons: tuple[dict[str, str], ...]
     latency: Latency | None
+    predicted: Prediction | None  # by the times of its layers, where they are known
     search: dict[str, float | None] | None  # cost, proven bound and gap of the search; None where a rule chose
     verification: Verification | None
     seconds: Mapping[str, float]
@@ -73,6 +75,7 @@ def to_json(outcome: Outcome, plan: Plan, network: Network) -> str:
         "verify": None if checked is None else checked.as_dict(),
         "recovery": None,
         "latency": None if outcome.latency is None else outcome.latency.as_dict(),
+        "predicted_latency": None if outcome.predicted is None else outcome.predicted.as_dict(),
         "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
     }
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"

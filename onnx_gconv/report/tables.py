@@ -84,10 +84,11 @@ def print_outcome(outcome: Outcome) -> None:
     naive, written = outcome.gathers
     table.add_row("Gathers", "0", str(written), f"of {naive} naive")
     latency, verification = outcome.latency, outcome.verification
+    if outcome.predicted is not None:
+        before, after, ratio = outcome.predicted.before_ms, outcome.predicted.after_ms, outcome.predicted.ratio
+        table.add_row(f"predicted, {outcome.predicted.runner}", _ms(before), _ms(after), f"{ratio:.1%}")
     if latency is not None:
-        table.add_row(
-            f"latency, {latency.runner}", f"{latency.before_ms:.4g} ms", f"{latency.after_ms:.4g} ms", f"{latency.ratio:.1%}"
-        )
+        table.add_row(f"latency, {latency.runner}", _ms(latency.before_ms), _ms(latency.after_ms), f"{latency.ratio:.1%}")
     if verification is None:
         table.add_row("verification", "", "not run", "")
     else:

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from onnx_gconv.errors import BudgetError
 from onnx_gconv.native_output import native_stdout_silenced
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.local import search_local
@@ -43,8 +44,7 @@ def search_exact(table: Table, budget: Budget, *, time_limit_seconds: float = TI
     require_feasible(table, budget)
     if not table.rows:
         return Found([], 0.0, 0.0)
-    fallback = search_local(table, budget)
-    best, bound, slack = Found(fallback, table.cost(fallback), 0.0), 0.0, 0.0
+    best, bound, slack = _fallback(table, budget), 0.0, 0.0
     # The first solve allows HiGHS its tolerance: its bound holds. Should it step over the budget, the next ones tighten it.
     for attempt in range(3):
         solved = _solve(table, budget, slack, time_limit_seconds)
@@ -52,12 +52,26 @@ def search_exact(table: Table, budget: Budget, *, time_limit_seconds: float = TI
             break
         choice, lower = solved
         bound = lower if attempt == 0 else bound
-        if budget.allows(*table.totals(choice)):
-            if table.cost(choice) < best.cost:
+        if table.allows(choice, budget):
+            if best is None or table.cost(choice) < best.cost:
                 best = Found(choice, table.cost(choice), bound)
             break
         slack = 2 * FEASIBILITY * (attempt + 1)
+    if best is None:
+        raise BudgetError(
+            "the budgets cannot all be met at once: each one alone can, but no choice was found that is within all of them.",
+            hint="loosen one of the limits",
+        )
     return Found(best.choice, best.cost, min(bound, best.cost))
+
+
+def _fallback(table: Table, budget: Budget) -> Found | None:
+    """Return the local search's choice; None where several limits leave it without a start."""
+    try:
+        choice = search_local(table, budget)
+    except BudgetError:
+        return None
+    return Found(choice, table.cost(choice), 0.0)
 
 
 def _solve(table: Table, budget: Budget, slack: float, seconds: float) -> tuple[list[int], float] | None:
@@ -69,6 +83,7 @@ def _solve(table: Table, budget: Budget, slack: float, seconds: float) -> tuple[
     for limit, fixed, amounts in (
         (budget.max_params, table.fixed_params, [[option.params for option in row.options] for row in table.rows]),
         (budget.macs, table.fixed_macs, [[option.macs for option in row.options] for row in table.rows]),
+        (budget.latency_ns, table.fixed_latency_ns, [[option.latency_ns for option in row.options] for row in table.rows]),
     ):
         if limit is not None:
             constraints.append(_within(amounts, limit - fixed, slack))
