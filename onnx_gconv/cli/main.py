@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from onnx_gconv import __version__
-from onnx_gconv.cli import apply, bench, compress, explore, inspect, mask, plan, verify
+from onnx_gconv.cli import apply, bench, compress, explore, export, inspect, mask, plan, verify
 from onnx_gconv.errors import GconvError
 
 DESCRIPTION = """\
@@ -35,7 +35,7 @@ and measure, here or on a device:
 # a core that somebody else uses, made a solve fifteen times slower. One thread also adds up in one order, always.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-COMMANDS = (inspect, compress, plan, mask, apply, verify, explore, bench)
+COMMANDS = (inspect, compress, plan, mask, apply, verify, explore, export, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:
