@@ -238,15 +238,15 @@ def runner_of(session, feeds, on_cpu):
 
 
 def time_each(runs, seconds, clock):
-    """Return the milliseconds of every run of each model; they take turns for about this many seconds each."""
+    """Return the milliseconds of every run of each model; they take turns for about this many seconds each, by this clock."""
     for run in runs:
         for _ in range(WARM_UP):
             run()
     seen = [[] for _ in runs]
     turns = list(zip(runs, seen))
     rng = random.Random(0)
-    until = time.perf_counter() + seconds * len(runs)
-    while time.perf_counter() < until or len(seen[0]) < LEAST_RUNS:
+    until = clock() + seconds * len(runs) * 1e9
+    while clock() < until or len(seen[0]) < LEAST_RUNS:
         rng.shuffle(turns)  # who runs behind a large model finds the caches cold: that must not always be the same one
         for run, times in turns:
             started = clock()
