@@ -34,6 +34,7 @@ REPORT_KEYS = {
     *("format", "model", "output", "before", "after", "budget", "budget_met", "layers", "skipped"),
     *("gathers", "verify", "recovery", "latency", "seconds"),
     "search",  # beyond the design: cost, bound and gap of the search (docs/contracts.md)
+    "predicted_latency",  # beyond it, too: what the times of the layers promise
 }
 COST_KEYS = {"params", "macs", "flops", "bytes", "nodes"}
 REPORT_LAYER_KEYS = {"name", "label", "groups", "kept", "macs_before", "macs_after"}

@@ -118,6 +118,12 @@ def test_every_key_of_the_files_is_in_the_contracts(tmp_path: Path, monkeypatch:
     files = ("small.plan.json", "small.report.json", "sweep/explore.json")
     lines += [Path(name).read_text(encoding="utf-8") for name in files]
     lines += [gconv("inspect", "net.onnx", "--json").out, gconv("verify", "small.onnx", "small.onnx", "--json").out]
+    quick = ("--runner", "ort-cpu", "--seconds", "0.05", "--json")
+    lines += [
+        gconv("bench", "net.onnx", *quick).out,
+        gconv("bench", "net.onnx", *quick, "--sweep", "--timing-out", "table.json").out,
+    ]
+    lines += [gconv("export", "small.onnx", "--target", "tx2", "-o", "tx2.onnx", "--json").out]
     named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")))
     assert {key for line in lines for key in keys(json.loads(line))} <= named
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from onnx_gconv.planning.request import Request
     from onnx_gconv.search.target import TargetName
 
-LAYER_SECONDS = 1 / 6  # of what a whole model gets: there are many, and each is short
+LAYER_SECONDS = 0.1  # of what --seconds says: there are many layers, and each is short
+WHOLE_SECONDS = 2  # of it: all predictions start from this time
 
 
 def target_of(runner: str) -> "TargetName":
@@ -47,7 +48,7 @@ def run_sweep(source: Source, network: "Network", job: "Job", host: "Host", path
                 shapes = dict(network.input_shapes) if model is source.model else input_shapes(model, {})
                 paths.append(Path(folder) / f"{number}.onnx")
                 save(typed(model, job.precision, shapes) if job.typed else model, paths[-1])
-            seconds = job.seconds * (1 if is_whole else LAYER_SECONDS)
+            seconds = job.seconds * (WHOLE_SECONDS if is_whole else LAYER_SECONDS)
             shapes_of_inputs = job.shapes if is_whole else ()
             return host.measure(replace(job, models=tuple(paths), seconds=seconds, shapes=shapes_of_inputs, profile=False))
 
