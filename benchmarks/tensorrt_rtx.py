@@ -14,7 +14,7 @@ from pathlib import Path
 from zoo import FOLDERS, run
 
 WAYS = ("free", "shared", "none")
-# What TensorRT thinks of a graph depends on its structure: how well the groups are chosen, and their accuracy, is measured elsewhere.
+# What TensorRT thinks of a graph depends on its structure; how good the groups are is measured elsewhere.
 QUICK = ("--no-verify", "--solver", "paper", "--effort", "0", "--jobs", "1")
 # Where dynamic axes need another size than batch 1 and 224 pixels.
 SHAPES = {"ppocr_cls_mobile": "1x3x48x192", "linknet_methane_dyn": "1x4x256x256"}

@@ -102,8 +102,9 @@ class Attempts:
 
     def _carry_out(self, planned: "Planned") -> Attempt:
         rewritten = rewrite(self._source, planned.plan, self._args, self._story, self._network.shapes)
-        times = planned.prepared.request.latencies
-        is_here = self._args.target == "ort-cpu" and (times is None or times.host is None)
+        request = planned.prepared.request
+        times = request.latencies
+        is_here = request.target == "ort-cpu" and (times is None or times.host is None)
         if not is_here or self._args.no_verify:
             return Attempt(planned, rewritten, None)
         import numpy as np

@@ -196,12 +196,12 @@ def request(args: argparse.Namespace) -> "Request":
 
 def requests(args: argparse.Namespace) -> "list[Request]":
     """Return what the flags ask for, one request for each way of Gathers that may be tried, the fastest first."""
+    first = request(args)
     if args.target is None and args.timing is not None:
         from onnx_gconv.cli.sweeping import target_of
         from onnx_gconv.deploy.cost_table import read_table
 
-        args.target = target_of(read_table(args.timing).bench.runner)
-    first = request(args)
+        first = replace(first, target=target_of(read_table(args.timing).bench.runner))
     if args.gathers is not None or first.target == "generic":
         return [first]
     return [replace(first, gathers=way) for way in ("none", "shared", "free")]

@@ -89,10 +89,10 @@ def feasible_plans(
     Under a budget of time all ways of Gathers compete, since each one's time is predicted: the one of least cost comes first.
     """
     plans = _feasible_plans(source, network, requests, story, progress, gathers_ms)
-    if gathers_ms is None:
-        yield from plans
-    else:
+    if "max_latency_ms" in requests[0].limits:
         yield from sorted(plans, key=lambda planned: planned.found.cost if planned.found is not None else 0.0)
+    else:
+        yield from plans
 
 
 def _feasible_plans(
