@@ -16,7 +16,7 @@ import onnx
 import pytest
 from tiny import conv_net, save, with_custom_op
 
-from onnx_gconv.deploy.timing_file import Timing, read_timing
+from onnx_gconv.deploy.timing_file import Timing, from_json, read_timing
 
 RUNNERS = Path(__file__).parents[1] / "runners"
 LOGS = Path(__file__).parents[2] / "shared" / "facts" / "trtexec-logs"
@@ -375,6 +375,122 @@ def test_a_crash_of_the_child_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(runner, "__file__", str(crashing))
     with pytest.raises(runner.RunnerError, match=r"TensorRT crashed \(SIGSEGV\)"):
         runner.in_child([], "TensorRT")
+
+
+class FakeCuda:
+    """A GPU on which every run takes 2 ms."""
+
+    def open(self) -> tuple[str, str]:
+        return "NVIDIA Toy", "8.6"
+
+    def call(self, name: str, *arguments: object) -> None:
+        assert name in ("cuEventRecord", "cuEventSynchronize")
+
+    def allocate(self, data: bytes) -> int:
+        return len(data)
+
+    def stream(self) -> SimpleNamespace:
+        return SimpleNamespace(value=7)
+
+    def event(self) -> object:
+        return object()
+
+    def elapsed_ms(self, start: object, end: object) -> float:
+        return 2.0
+
+
+class FakeTensorrt(ModuleType):
+    """As much of TensorRT's Python API as the runner uses, as version 8.5 or 11 has it; the engine has an input and an output."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__("tensorrt")
+        is_old = version.startswith("8")
+        self.__version__ = version
+        self.asked: list[object] = []
+        self.ILogger = type("ILogger", (), {"ERROR": 1, "INTERNAL_ERROR": 0, "__init__": lambda self: None})
+        self.IProfiler = type("IProfiler", (), {"__init__": lambda self: None})
+        self.TensorIOMode = SimpleNamespace(INPUT="input", OUTPUT="output")
+        self.MemoryPoolType = SimpleNamespace(WORKSPACE="workspace")
+        self.DataType = SimpleNamespace(FLOAT=SimpleNamespace(itemsize=4))
+        self.NetworkDefinitionCreationFlag = SimpleNamespace(EXPLICIT_BATCH=0) if is_old else SimpleNamespace()
+        self.BuilderFlag = SimpleNamespace(FP16="fp16", INT8="int8") if is_old else SimpleNamespace()
+        self.Builder = lambda logger: SimpleNamespace(
+            create_network=self.create_network,
+            create_builder_config=lambda: SimpleNamespace(
+                set_memory_pool_limit=lambda pool, size: self.asked.append((pool, size)),
+                set_flag=self.asked.append,
+                add_optimization_profile=self.asked.append,
+            ),
+            create_optimization_profile=lambda: SimpleNamespace(set_shape=lambda *shapes: self.asked.append(shapes)),
+            build_serialized_network=lambda network, config: b"plan",
+        )
+        self.OnnxParser = lambda network, logger: SimpleNamespace(parse_from_file=lambda path: True)
+        self.Runtime = lambda logger: SimpleNamespace(deserialize_cuda_engine=lambda plan: self)
+
+    def create_network(self, flags: int) -> SimpleNamespace:
+        self.asked.append(("flags", flags))
+        return SimpleNamespace(num_inputs=1, get_input=lambda number: SimpleNamespace(name="image", shape=(-1, 3, 8, 8)))
+
+    num_io_tensors = 2
+
+    def get_tensor_name(self, number: int) -> str:
+        return ("image", "scores")[number]
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "input" if name == "image" else "output"
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return (-1, 3, 8, 8) if name == "image" else (-1, 4)
+
+    def get_tensor_dtype(self, name: str) -> object:
+        return self.DataType.FLOAT
+
+    def create_execution_context(self) -> SimpleNamespace:
+        shapes = {"image": (1, 3, 8, 8), "scores": (1, 4)}
+        context = SimpleNamespace(profiler=None, set_input_shape=lambda name, shape: None, get_tensor_shape=shapes.__getitem__)
+
+        def run(stream: int) -> bool:
+            if context.profiler is not None:
+                context.profiler.report_layer_time("Conv_0 + Relu_1", 1.5)
+                context.profiler.report_layer_time("Conv_0_in_gather", 0.5)
+            return True
+
+        context.execute_async_v3 = run
+        context.set_tensor_address = lambda name, address: self.asked.append((name, address))
+        return context
+
+
+@pytest.mark.parametrize("version", ["8.5.3", "11.0.0"])
+def test_the_api_runner_measures_with_the_calls_of_each_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    runner, fake = load("tensorrt_api"), FakeTensorrt(version)
+    monkeypatch.setitem(sys.modules, "tensorrt", fake)
+    monkeypatch.setattr(runner, "Cuda", FakeCuda)
+    save(conv_net(), tmp_path / "m.onnx")
+    is_old = version.startswith("8")
+    args = SimpleNamespace(
+        models=[str(tmp_path / "m.onnx")],
+        shapes=["image:1x3x8x8"],
+        precision="fp16",
+        typed=not is_old,
+        workspace=64,
+        seconds=0.01,
+        profile=True,
+    )
+    timing = from_json(runner.measure(args)[0], "fake")
+    assert timing.gpu_compute_ms is not None
+    assert timing.gpu_compute_ms.median == 2
+    assert timing.summary == {"conv_ms": 1.5, "gather_ms": 0.5, "reformat_ms": 0, "other_ms": 0}
+    assert (timing.shapes, timing.device["compute_capability"]) == ({"image": (1, 3, 8, 8)}, "8.6")
+    assert ("flags", 1 if is_old else 0) in fake.asked  # EXPLICIT_BATCH is asked for where it exists
+    assert ("fp16" in fake.asked) == is_old
+    assert ("workspace", 64 << 20) in fake.asked
+    assert ("image", 3 * 8 * 8 * 4) in fake.asked  # the fake address is the size
+    args.typed = False
+    if not is_old:
+        with pytest.raises(runner.RunnerError, match="takes the precision from the model's own types"):
+            runner.measure(args)
 
 
 @needs_rtx
