@@ -297,6 +297,23 @@ def test_two_models_go_to_the_jetson_and_a_table_comes_back(tmp_path: Path, tx2:
 
 
 @needs_sshd
+def test_a_sweep_on_the_jetson_and_a_budget_of_its_time(tmp_path: Path, tx2: str) -> None:
+    save(conv_net(channels=16), tmp_path / "net.onnx")
+    table = tmp_path / "table.json"
+    done = gconv("bench", tmp_path / "net.onnx", "--runner", "trtexec", "--host", tx2, "--sweep", "--timing-out", table)
+    assert done.code == 0, done.err
+    bench = json.loads(table.read_text(encoding="utf-8"))["bench"]
+    assert (bench["runner"], bench["host"], bench["device"]) == ("trtexec", tx2, "NVIDIA Tegra X2")
+    # To the stand-in all layers are alike, so no grouping saves time there: all that can be had is what is there.
+    done = gconv("plan", tmp_path / "net.onnx", "--max-latency", "100%", "--timing", table, "-o", tmp_path / "p.json")
+    assert done.code == 0, done.err
+    assert "predicted on trtexec" in done.err
+    done = gconv("plan", tmp_path / "net.onnx", "--max-latency", "50%", "--timing", table, "-o", tmp_path / "p.json")
+    assert done.code == 1
+    assert "still takes" in done.err
+
+
+@needs_sshd
 def test_a_model_with_external_data_goes_whole(tmp_path: Path, tx2: str) -> None:
     save_external(conv_net(), tmp_path / "net.onnx")
     done = gconv(

@@ -34,6 +34,7 @@ def target_of(runner: str) -> "TargetName":
 
 def run_sweep(source: Source, network: "Network", job: "Job", host: "Host", path: Path, story: Story) -> "CostTable":
     """Return the table of the model's layers on the host, each entry written to the file as soon as it is measured."""
+    from onnx_gconv.deploy.exporting import export
     from onnx_gconv.deploy.precision import typed
     from onnx_gconv.deploy.sweep import Device, sweep
     from onnx_gconv.model.file import save
@@ -42,15 +43,15 @@ def run_sweep(source: Source, network: "Network", job: "Job", host: "Host", path
 
     def measure(models: "Sequence[onnx.ModelProto]") -> "list[Timing]":
         is_whole = any(model is source.model for model in models)
+        seconds = job.seconds * (WHOLE_SECONDS if is_whole else LAYER_SECONDS)
         with tempfile.TemporaryDirectory() as folder:
             paths = []
             for number, model in enumerate(models):
-                shapes = dict(network.input_shapes) if model is source.model else input_shapes(model, {})
+                # Every input of fixed shape: trtexec takes --shapes for all models of a job or for none.
+                fixed = export(model, "ort-cpu", shapes=network.input_shapes).model if model is source.model else model
                 paths.append(Path(folder) / f"{number}.onnx")
-                save(typed(model, job.precision, shapes) if job.typed else model, paths[-1])
-            seconds = job.seconds * (WHOLE_SECONDS if is_whole else LAYER_SECONDS)
-            shapes_of_inputs = job.shapes if is_whole else ()
-            return host.measure(replace(job, models=tuple(paths), seconds=seconds, shapes=shapes_of_inputs, profile=False))
+                save(typed(fixed, job.precision, input_shapes(fixed, {})) if job.typed else fixed, paths[-1])
+            return host.measure(replace(job, models=tuple(paths), seconds=seconds, shapes=(), profile=False))
 
     device = Device(measure, host.address, CHANNEL_BLOCK[target_of(job.runner)])
     with story.progress("timing layers") as progress:
@@ -78,8 +79,7 @@ def with_latencies(
         story.tell("timing every layer on this CPU; `bench --sweep` keeps the times for the next run")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "table.json"
-            shapes = tuple(f"{name}:{'x'.join(map(str, shape))}" for name, shape in network.input_shapes.items())
-            table = run_sweep(source, network, Job("ort-cpu", (), shapes), ThisMachine(3600.0), path, story)
+            table = run_sweep(source, network, Job("ort-cpu", ()), ThisMachine(3600.0), path, story)
     latencies = latencies_of(table, source.model, network, path=path)
     return [replace(request, latencies=latencies) for request in requests], _gathers_ms(source, network, table, path)
 

@@ -5,7 +5,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -77,34 +78,32 @@ class SshHost:
         return f"ssh://{self._name}"
 
     def measure(self, job: Job) -> list[Timing]:
-        program = program_file(job.runner)
-        with tempfile.TemporaryDirectory() as local:
-            there = self._ssh(_make_folders(len(job.models)), "make a folder there").strip()
-            try:
-                self._copy([program], f"{self.user_at_host}:{there}/", "copy the runner")
-                for number, model in enumerate(job.models):
-                    files = _files(model, Path(local) / str(number))
-                    self._copy(files, f"{self.user_at_host}:{there}/{number}/", f"copy '{model}'")
-                names = [f"{number}/{model.name}" for number, model in enumerate(job.models)]
-                self._python(there, program.name, [*names, "-o", REPORT, *job.flags()], f"the runner {job.runner}")
-                reports = [f"{self.user_at_host}:{there}/{_report_name(number)}" for number in range(len(job.models))]
-                self._copy(reports, local, "fetch the report")
-            finally:
-                self._start(["ssh", *self._options("-p"), self.user_at_host, f"rm -rf {shlex.quote(there)}"], 30, "clean up")
-            return _read_reports(job, Path(local))
+        with tempfile.TemporaryDirectory() as folder, self._folder() as there:
+            local = Path(folder)
+            names = _stage(job, local / "job")
+            self._copy(["-r", local / "job"], f"{self.user_at_host}:{there}/", "copy runner and models")
+            self._python(f"{there}/job", job.runner, [*names, "-o", REPORT, *job.flags()])
+            reports = [f"{self.user_at_host}:{there}/job/{_report_name(number)}" for number in range(len(job.models))]
+            self._copy(reports, local, "fetch the report")
+            return _read_reports(job, local)
 
     def versions(self, runner: RunnerName, extra: Sequence[str]) -> dict[str, str]:
-        program = program_file(runner)
-        there = self._ssh(_make_folders(0), "make a folder there").strip()
+        with self._folder() as there:
+            self._copy([program_file(runner)], f"{self.user_at_host}:{there}/", "copy the runner")
+            return _versions(self._python(there, runner, ["--versions", *extra]))
+
+    @contextmanager
+    def _folder(self) -> Iterator[str]:
+        """Yield a new folder there, and remove it, whatever happens in between."""
+        there = self._ssh("mktemp -d /tmp/onnx-gconv.XXXXXX", "make a folder there").strip()
         try:
-            self._copy([program], f"{self.user_at_host}:{there}/", "copy the runner")
-            return _versions(self._python(there, program.name, ["--versions", *extra], f"the runner {runner}"))
+            yield there
         finally:
             self._start(["ssh", *self._options("-p"), self.user_at_host, f"rm -rf {shlex.quote(there)}"], 30, "clean up")
 
-    def _python(self, folder: str, program: str, arguments: Sequence[str], what: str) -> str:
-        remote = f"cd {shlex.quote(folder)} && exec {shlex.join([self.python, program, *arguments])}"
-        return self._ssh(remote, f"run {what}", is_runner=True)
+    def _python(self, folder: str, runner: RunnerName, arguments: Sequence[str]) -> str:
+        command = shlex.join([self.python, program_file(runner).name, *arguments])
+        return self._ssh(f"cd {shlex.quote(folder)} && exec {command}", f"run the runner {runner}", is_runner=True)
 
     def _ssh(self, remote: str, what: str, *, is_runner: bool = False) -> str:
         done = self._start(["ssh", *self._options("-p"), self.user_at_host, remote], self.timeout_seconds, what)
@@ -200,16 +199,22 @@ def _versions(text: str) -> dict[str, str]:
     return dict(re.findall(r'"(\w+)": "([^"]*)"', text))
 
 
-def _make_folders(models: int) -> str:
-    inner = "".join(f' && mkdir "$d/{number}"' for number in range(models))
-    return f'd=$(mktemp -d /tmp/onnx-gconv.XXXXXX){inner} && echo "$d"'
+def _stage(job: Job, folder: Path) -> list[str]:
+    """Put the runner and, each in a folder of its own, the models into a folder to be copied; return the models' names there.
 
-
-def _files(model: Path, scratch: Path) -> list[Path]:
-    """Return the files to copy for a model: itself, or a copy with all its external data in one file beside it."""
-    loaded, data_files = load_with_data_files(model)
-    if not data_files:
-        return [model.resolve()]  # scp takes a name with a colon for a host, unless a slash comes first
-    scratch.mkdir()
-    save(loaded, scratch / model.name, external_data=True)
-    return sorted(scratch.iterdir())
+    Links do: scp follows them. A model with external data is written anew, all of its data in one file beside it.
+    """
+    folder.mkdir()
+    program = program_file(job.runner)
+    (folder / program.name).symlink_to(program)
+    names = []
+    for number, model in enumerate(job.models):
+        place = folder / str(number) / model.name
+        place.parent.mkdir()
+        loaded, data_files = load_with_data_files(model)
+        if data_files:
+            save(loaded, place, external_data=True)
+        else:
+            place.symlink_to(model.resolve())
+        names.append(f"{number}/{model.name}")
+    return names
