@@ -48,6 +48,7 @@ class Effort:
     """How a reconstruction is done."""
 
     damping: float = DAMPING
+    is_validated: bool = True  # whether there may be more damping, as much as the samples themselves like
     positions_a_weight: int = POSITIONS_A_WEIGHT
     least_positions: int = LEAST_POSITIONS
     relaxations: int = RELAXATIONS
@@ -158,7 +159,7 @@ def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
 
 def chosen_damping(fit: Fit, halves: tuple[Sums, ...], effort: Effort) -> float:
     """Return how much a fit is damped: as each half of the samples likes it best from the other."""
-    if len(halves) < 2:
+    if len(halves) < 2 or not effort.is_validated:
         return effort.damping
     return damping_between((halves[0], halves[1]), fit.before, least=effort.damping, has_intercept=fit.site.has_intercept)
 
