@@ -74,13 +74,33 @@ def _starts(table: Table, budget: Budget, knapsack: Knapsack, priced: Priced) ->
     candidates += [knapsack.least(amounts.astype(np.float64)) for amounts in knapsack.amounts]
     with suppress(BudgetError):  # where several limits leave it without a start
         candidates.append(knapsack.first + np.array(search_local(table, budget)))
-    fitting = [chosen for chosen in candidates if knapsack.fits(chosen)]
+    fitting = [chosen for chosen in candidates if knapsack.fits(chosen)] or _any_fitting(knapsack)
     if not fitting:
         raise BudgetError(
             "the budgets cannot all be met at once: each one alone can, but no choice was found that is within all of them.",
             hint="loosen one of the limits",
         )
     return fitting
+
+
+def _any_fitting(knapsack: Knapsack) -> list[Chosen]:
+    """Return a choice within all limits, if HiGHS finds one: for limits that pull in different directions."""
+    options, rows = len(knapsack.row), len(knapsack.first)
+    pick_one = csr_array((np.ones(options), (knapsack.row, np.arange(options))), shape=(rows, options))
+    within = LinearConstraint(knapsack.amounts / (knapsack.room[:, None] + 0.5), -np.inf, 1)
+    if (knapsack.room < 0).any():
+        return []
+    with native_stdout_silenced():
+        result = milp(
+            knapsack.costs,
+            integrality=np.ones(options),
+            bounds=Bounds(0, 1),
+            constraints=[LinearConstraint(pick_one, 1, 1), within],
+        )
+    if result.x is None:
+        return []
+    chosen = np.flatnonzero(result.x > 0.5)
+    return [chosen] if len(chosen) == rows and knapsack.fits(chosen) else []
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,8 @@ def price(knapsack: Knapsack) -> Priced:
         rounded[knapsack.row[taken]] = taken  # all but the few rows that the program divides between options
     priced = np.where(possible, knapsack.costs + prices @ amounts, np.inf)
     least = np.minimum.reduceat(priced, first)
-    return Priced(float(least.sum() - prices @ room), priced - least[knapsack.row], rounded)
+    with np.errstate(invalid="ignore"):  # a row without a possible option: then there is no choice at all
+        return Priced(float(least.sum() - prices @ room), priced - least[knapsack.row], rounded)
 
 
 def improved(knapsack: Knapsack, chosen: Chosen) -> Chosen:
