@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from onnx_gconv.errors import DataError
 from onnx_gconv.recover.divergence import divergence
-from onnx_gconv.recover.normal import Coefficients, Rows, Sums, add_up, join, residual, solve, sums, variance
+from onnx_gconv.recover.normal import Coefficients, Rows, Sums, add_up, damping_between, join, residual, solve, sums, variance
 from onnx_gconv.recover.patches import choose, patches, window_of
 from onnx_gconv.recover.store import Store
 from onnx_gconv.search.table import Option, Row, Table
@@ -361,3 +361,18 @@ def test_convs_that_share_a_weight_cost_what_all_of_them_cost() -> None:
     shared = Table((Row(("a", "b"), (Option(1, 0.0, 0, 0), Option(2, 1.0, 0, 0))),), 0, 0)
     assert prices(shared.priced({("a", 2): 2.0, ("b", 2): 3.0})) == [[0.0, 5.0]]
     assert prices(shared.priced({("a", 2): 2.0})) == [[0.0, 1.0]]
+
+
+def test_the_damping_that_halves_like_is_small_with_much_data_and_large_with_little() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.standard_normal((1, 20, 3))
+    prior = Coefficients(np.zeros((1, 20, 3)), np.zeros((1, 3)))
+
+    def half(positions: int) -> Sums:
+        u = rng.standard_normal((1, positions, 20))
+        t = u @ truth + 3 * rng.standard_normal((1, positions, 3))
+        return sums(Rows(u.astype(np.float32), t.astype(np.float32), None))
+
+    much = damping_between((half(5000), half(5000)), prior, least=1e-3, has_intercept=True)
+    little = damping_between((half(15), half(15)), prior, least=1e-3, has_intercept=True)
+    assert much <= 1e-2 < little

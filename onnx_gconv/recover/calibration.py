@@ -13,7 +13,7 @@ from onnx_gconv.runtime import Feeds
 
 SAMPLES = 1000
 MOST_A_BATCH = 50
-NUMBERS_A_BATCH = 2**21  # in the inputs; a batch of large images is small, because what follows is some ten times as large
+NUMBERS_A_BATCH = 2**20  # in the inputs; a batch of large images is small, because what follows is some ten times as large
 
 
 @dataclass(frozen=True)

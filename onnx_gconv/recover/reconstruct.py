@@ -20,6 +20,7 @@ from onnx_gconv.recover.normal import (
     Rows,
     Sums,
     add_up,
+    damping_between,
     residual,
     retarget,
     solve,
@@ -47,6 +48,7 @@ class Effort:
     """How a reconstruction is done."""
 
     damping: float = DAMPING
+    is_validated: bool = True  # whether there may be more damping, as much as the samples themselves like
     positions_a_weight: int = POSITIONS_A_WEIGHT
     least_positions: int = LEAST_POSITIONS
     relaxations: int = RELAXATIONS
@@ -135,25 +137,42 @@ def shared_rows(fit: Fit, ahead: Walk, behind: Walk, work: Work, effort: Effort)
     return work.rows(rows)
 
 
-def total_moments(fit: Fit, rows: SharedRows) -> Sums:
-    """Return the moments of all rows, refusing NaN and infinity."""
-    total = add_up(rows.map(sums))
-    if not all(np.isfinite(values).all() for values in (total.u, total.t, total.uu, total.ut)):
+def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
+    """Return the moments of every other share of the samples and of those between, refusing NaN and infinity.
+
+    Where there is but one share, it is the only half.
+    """
+    halves: list[Sums] = []
+    for number, part in enumerate(rows.map(sums)):
+        if number < 2:
+            halves.append(part)
+        else:
+            halves[number % 2] += part
+    if not all(np.isfinite(values).all() for half in halves for values in (half.u, half.t, half.uu, half.ut)):
         raise DataError(
             f"on the calibration samples, Conv or Gemm {fit.site.label!r} reads or gives NaN, infinity, or numbers too large to "
             "square.",
             hint="check that the samples are preprocessed as the model expects",
         )
-    return total
+    return tuple(halves)
+
+
+def chosen_damping(fit: Fit, halves: tuple[Sums, ...], effort: Effort) -> float:
+    """Return how much a fit is damped: as each half of the samples likes it best from the other."""
+    if len(halves) < 2 or not effort.is_validated:
+        return effort.damping
+    return damping_between((halves[0], halves[1]), fit.before, least=effort.damping, has_intercept=fit.site.has_intercept)
 
 
 def _fitted(fit: Fit, rows: SharedRows, effort: Effort) -> tuple[Coefficients, LayerError]:
     """Return the best weights; where an activation follows, those that are best behind it."""
+    halves = half_moments(fit, rows)
+    damping = chosen_damping(fit, halves, effort)
 
     def solved(total: Sums) -> Coefficients:
-        return solve(total, fit.before, damping=effort.damping, has_intercept=fit.site.has_intercept)
+        return solve(total, fit.before, damping=damping, has_intercept=fit.site.has_intercept)
 
-    total = total_moments(fit, rows)
+    total = add_up(halves)
     new = solved(total)
     error = _error(fit.site, total, fit, new)
     if fit.site.clamp is not None:
