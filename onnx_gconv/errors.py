@@ -13,6 +13,10 @@ class ModelError(GconvError):
     """The model cannot be read, understood or run."""
 
 
+class DataError(GconvError):
+    """The data cannot be read, or does not fit the model."""
+
+
 class PlanError(GconvError):
     """The plan or group configuration is malformed, or does not fit the model."""
 

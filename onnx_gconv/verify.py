@@ -208,7 +208,7 @@ def _watch(source: Source, names: Sequence[str] | None, how: Sampling, *, like: 
         model = model if names is None else with_outputs(model, names)
         structures.append(shell(model))
         if like is not None:
-            _require_same_interface(like.structure, structures[0])
+            require_same_interface(like.structure, structures[0])
         return model
 
     active = session_once(make)
@@ -227,7 +227,8 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def _require_same_interface(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
+def require_same_interface(first: onnx.ModelProto, second: onnx.ModelProto) -> None:
+    """Refuse two models whose inputs or outputs have different names."""
     for kind, a, b in (
         ("inputs", free_inputs(first), free_inputs(second)),
         ("outputs", list(first.graph.output), list(second.graph.output)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "onnx_gconv"
-HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "torch", "numpy", "scipy", "rich"}
+HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "torch", "numpy", "scipy", "rich", "PIL"}
 # What each part may import of the package itself; the flow of the design's table.
 FLOW = {
     "errors": set(),
@@ -21,9 +21,11 @@ FLOW = {
     "planning": {"planning", "errors", "files", "model", "solve", "search", "plan"},
     "rewrite": {"rewrite", "model", "solve", "plan", "errors"},
     "runtime": {"errors", "model"},
+    "data": {"data", "errors", "model", "runtime"},
     "verify": {"errors", "model", "runtime"},
+    "evaluate": {"data", "errors", "runtime", "verify"},
     "timing": {"runtime"},
-    "report": {"report", "model", "plan", "planning", "verify", "timing", "errors"},
+    "report": {"report", "model", "plan", "planning", "verify", "evaluate", "timing", "errors"},
 }
 
 

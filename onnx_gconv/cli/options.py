@@ -1,6 +1,7 @@
 """Flags that several commands share, and the values they stand for."""
 
 import argparse
+import math
 import os
 import re
 from dataclasses import replace
@@ -8,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from onnx_gconv.data.preprocessing import Preprocessing, Size
     from onnx_gconv.planning.request import Request
+
+DATA_HELP = (
+    "an .npz file with an array for each model input, by its name, samples first, preprocessed, and optionally 'labels'; or a "
+    "folder of images, with a sub-folder for each class where labels are needed; or package.module:function, which returns "
+    "(inputs, labels) batches"
+)
 
 
 def command(
@@ -57,6 +65,34 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_natural, default=0, metavar="N", help="seed of everything random (default 0)")
+
+
+def add_data_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how the images of a folder become the model's input."""
+    images = parser.add_argument_group("images", "for a folder of images: each channel becomes (pixel * scale - mean) / std")
+    images.add_argument(
+        "--resize",
+        type=_size,
+        metavar="SIZE",
+        help="224: scale the shorter side to that; 320x240: width, height (default: as it is)",
+    )
+    images.add_argument(
+        "--crop",
+        type=_size,
+        metavar="SIZE",
+        help="then cut 224 by 224, or 320x240, out of the centre (default: the size the model takes)",
+    )
+    images.add_argument("--scale", type=_number, metavar="S", help="a number or a fraction (default 1/255; 1 for uint8 inputs)")
+    images.add_argument("--mean", type=_numbers, metavar="M,M,M", help="for each channel, or one for all (default 0)")
+    images.add_argument("--std", type=_positive_numbers, metavar="S,S,S", help="for each channel, or one for all (default 1)")
+    images.add_argument("--channel-order", choices=("rgb", "bgr"), default="rgb", help="of colour images (default rgb)")
+
+
+def preprocessing(args: argparse.Namespace) -> "Preprocessing":
+    """Return what the flags of `add_data_flags` ask for."""
+    from onnx_gconv.data.preprocessing import Preprocessing
+
+    return Preprocessing(args.resize, args.crop, args.scale, args.mean or (), args.std or (), args.channel_order)
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:
@@ -200,6 +236,35 @@ def _whole(text: str, *, least: int) -> int:
     if not text.strip().isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
     return int(text)
+
+
+def _size(text: str) -> "Size":
+    numbers = [positive(part) for part in text.lower().split("x")]
+    if len(numbers) > 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 224 or 320x240")
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def _number(text: str) -> float:
+    over, slash, under = text.partition("/")
+    try:
+        number = float(over) / float(under) if slash else float(over)
+    except (ValueError, ZeroDivisionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number like 0.5 or 1/255") from error
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return number
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(_number(part) for part in text.split(","))
+
+
+def _positive_numbers(text: str) -> tuple[float, ...]:
+    numbers = _numbers(text)
+    if min(numbers) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0: samples are divided by it")
+    return numbers
 
 
 def refuse_overwriting(args: argparse.Namespace, output: Path, parser: argparse.ArgumentParser) -> None:

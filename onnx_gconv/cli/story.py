@@ -26,8 +26,8 @@ class Story:
             print(f"warning: {text}", file=sys.stderr)
 
     @contextmanager
-    def progress(self, what: str) -> Iterator[Callable[[int, int, str], None]]:
-        """Yield a function that moves the bar: (done, of how many, the item at hand)."""
+    def progress(self, what: str) -> Iterator[Callable[[int, int | None, str], None]]:
+        """Yield a function that moves the bar: (done, of how many if that is known, the item at hand)."""
         if self._quiet or not sys.stderr.isatty():
             yield lambda done, total, item: None
             return

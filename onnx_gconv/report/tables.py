@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from onnx_gconv.evaluate import Evaluation
 from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan
 from onnx_gconv.planning.exploration import Point
@@ -138,3 +139,31 @@ def print_verification(verification: Verification) -> None:
         remark = difference.inconclusive or ("ok" if difference.max_rel <= verification.tolerance else "differs")
         table.add_row(name, f"{difference.max_abs:.2e}", f"{difference.max_rel:.2e}", remark)
     _console().print(table)
+
+
+def print_evaluation(evaluation: Evaluation) -> None:
+    """Print the accuracy, beside the reference's if there is one, and the distance of each output."""
+
+    def text(share: float | None) -> str:
+        return "" if share is None else f"{share:.2%} ({round(share * evaluation.samples)})"
+
+    table = Table("", "model", title=f"{evaluation.samples} samples")
+    rows = {"top-1": (evaluation.top1, evaluation.reference_top1), "top-5": (evaluation.top5, evaluation.reference_top5)}
+    if evaluation.reference_top1 is not None:
+        table.add_column("reference")
+    for title, shares in rows.items():
+        if shares[0] is not None:
+            table.add_row(title, *map(text, shares[: len(table.columns) - 1]))
+    if evaluation.agreement is not None:
+        table.add_row("same class as the reference", text(evaluation.agreement))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    if table.rows:
+        _console().print(table)
+    if evaluation.outputs:
+        distances = Table(
+            "output", "max difference", "relative L2 error", title=f"distance to the reference, {evaluation.samples} samples"
+        )
+        for name, distance in evaluation.outputs.items():
+            distances.add_row(name, f"{distance.max_abs:.3g}", f"{distance.relative_l2:.3g}")
+        _console().print(distances)

@@ -1,0 +1,1 @@
+"""The user's data: read in batches, checked against the model's inputs."""
