@@ -25,6 +25,7 @@ FLOW = {
     "verify": {"errors", "model", "runtime"},
     "evaluate": {"data", "errors", "runtime", "verify"},
     "timing": {"runtime"},
+    "torch": {"torch", "data", "errors", "files", "model", "plan", "rewrite", "runtime", "verify"},
     "report": {"report", "model", "plan", "planning", "verify", "evaluate", "timing", "errors"},
 }
 

@@ -198,8 +198,8 @@ def _tensors(graph: _Graph, program: Program) -> Tensors:
     # Whole numbers are mostly shapes and axes; the few that index data are moved when they are used.
     is_number = {name: name not in data or not value.is_floating_point() for name, value in fixed.items()}
     return Tensors(
-        graph.learned,
-        graph.statistics,
+        {name: value for name, value in graph.learned.items() if name in read},
+        {name: value for name, value in graph.statistics.items() if name in read},
         {name: value for name, value in fixed.items() if not is_number[name]},
         {name: value for name, value in fixed.items() if is_number[name]},
     )

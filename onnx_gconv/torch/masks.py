@@ -22,13 +22,15 @@ def hold_masks(module: OnnxModule, model: onnx.ModelProto, plan: Plan) -> None:
         alone = {(user.layer.name, 1) for user in fit(model, plan, constants) if user.key == fitted.key}
         if name not in dict(module.named_parameters()) or constants.readers(name) != alone:
             raise PlanError(
-                f"the weight {name!r} of the plan's layer {fitted.layer.name!r} is computed, or read by others too, so it cannot be "
-                "masked where it is.",
+                f"the weight {name!r} of the plan's layer {fitted.layer.name!r} is computed, or read by others too, so it cannot "
+                "be masked where it is.",
                 hint="`onnx-gconv mask` gives each Conv a weight of its own: train its output",
             )
         masks[name] = keep
     weights = dict(module.named_parameters())
-    module.hold({name: torch.from_numpy(_over(keep, weights[name].ndim)).expand(weights[name].shape) for name, keep in masks.items()})
+    module.hold(
+        {name: torch.from_numpy(_over(keep, weights[name].ndim)).expand(weights[name].shape) for name, keep in masks.items()}
+    )
 
 
 def _over(keep: NDArray[np.bool_], rank: int) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from onnx_gconv.torch.node import TABLE, Node, Results
 
 Values = dict[str, Tensor]
+Place = tuple[nn.Module, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,18 +52,37 @@ class OnnxModule(nn.Module):
         super().__init__()
         self.program = program
         self.freeze_bn = False
-        # Set in PyTorch's own dictionaries, because its setters refuse names with a dot, and names of methods:
-        # ONNX names have the one, and may be the other. Everything that reads these dictionaries takes any name.
+        self._parameter_at: dict[str, Place] = {}
+        self._statistic_at: dict[str, Place] = {}
+        self._fixed_at: dict[str, Place] = {}
         for name, value in tensors.learned.items():
-            self._parameters[name] = nn.Parameter(value)
+            holder, key = self._parameter_at[name] = self._place(name)
+            holder._parameters[key] = nn.Parameter(value)
         for name, value in tensors.statistics.items():
-            self._buffers[name] = value
+            holder, key = self._statistic_at[name] = self._place(name)
+            holder._buffers[key] = value
         for name, value in tensors.fixed.items():
-            self._buffers[name] = value
-            self._non_persistent_buffers_set.add(name)  # not in state_dict(): they are part of the graph
+            holder, key = self._fixed_at[name] = self._place(name)
+            holder._buffers[key] = value
+            holder._non_persistent_buffers_set.add(key)  # not in state_dict(): they are part of the graph
         self._numbers = dict(tensors.numbers)
         self._keep: Values = {}
         self._last_use = _last_uses(program)
+
+    def _place(self, name: str) -> Place:
+        """Return the module and the key for a name: `a.b.weight` is `weight` in the module `b` in the module `a`.
+
+        That is how PyTorch joins names. Tensors are set in its dictionaries and not by its setters, which refuse some
+        names that ONNX allows: that of a method, that of another tensor with more behind a dot.
+        """
+        *path, key = name.split(".")
+        holder: nn.Module = self
+        for part in path:
+            inner = holder._modules.get(part)
+            if inner is None:
+                inner = holder._modules[part] = nn.Module()
+            holder = inner
+        return holder, key
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -78,37 +98,38 @@ class OnnxModule(nn.Module):
         The graph reads such a weight through its mask, so the gradient outside is exactly zero. A weight that is zero and
         has no gradient gets no momentum and no decay, so it stays zero.
         """
+        weights = dict(self.named_parameters())
         for name, keep in masks.items():
-            weight = self._parameters[name]
-            assert weight is not None
-            self._keep[name] = keep.to(weight.device)
+            self._keep[name] = keep.to(weights[name].device)
             with torch.no_grad():
-                weight.masked_fill_(~self._keep[name], 0.0)
+                weights[name].masked_fill_(~self._keep[name], 0.0)
 
     def masks(self) -> Values:
         """Return what is held: for some weights, True where they may differ from zero."""
         return dict(self._keep)
 
-    def tensor(self, name: str) -> Tensor | None:
-        """Return a weight or statistic as the graph reads it, or None if there is none of this name."""
-        weight = self._parameters.get(name)
-        if weight is None:
-            return None if name in self._non_persistent_buffers_set else self._buffers.get(name)
+    def constants(self) -> Values:
+        """Return all tensors that do not depend on the inputs, as the graph reads them."""
+        return {
+            **self._numbers,
+            **{name: _buffer(place) for name, place in self._fixed_at.items()},
+            **self.trained(),
+        }
+
+    def trained(self) -> Values:
+        """Return the weights and statistics by name, as the graph reads them: through their masks."""
+        statistics = {name: _buffer(place) for name, place in self._statistic_at.items()}
+        return {name: self._weight(name, place) for name, place in self._parameter_at.items()} | statistics
+
+    def _weight(self, name: str, place: Place) -> Tensor:
+        weight = place[0]._parameters[place[1]]
+        assert weight is not None
         keep = self._keep.get(name)
         if keep is None:
             return weight
         if keep.device != weight.device:  # the module has moved
             keep = self._keep[name] = keep.to(weight.device)
         return torch.where(keep, weight, 0.0)
-
-    def constants(self) -> Values:
-        """Return all tensors that do not depend on the inputs, as the graph reads them."""
-        values = {**self._numbers, **{name: value for name, value in self._buffers.items() if value is not None}}
-        for name in self._parameters:
-            weight = self.tensor(name)
-            assert weight is not None
-            values[name] = weight
-        return values
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the outputs of the graph, one tensor if there is one; inputs by position or by name."""
@@ -130,6 +151,12 @@ class OnnxModule(nn.Module):
                 if name not in keep:
                     del values[name]
         return {name: values[name] for name in wanted}
+
+
+def _buffer(place: Place) -> Tensor:
+    value = place[0]._buffers[place[1]]
+    assert value is not None
+    return value
 
 
 def run_node(node: Node, values: Values, *, training: bool = False, freeze_bn: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 import torch
@@ -27,7 +27,7 @@ DTYPES: dict[int, torch.dtype] = {
     onnx.TensorProto.UINT32: torch.int64,
 }
 
-Results = Tensor | Sequence[Tensor]
+Results: TypeAlias = Tensor | Sequence[Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,9 @@ class Operator:
 TABLE: dict[str, Operator] = {}
 
 
-def operator(*names: str, numbers: Sequence[int] = (), modal: bool = False) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
+def operator(
+    *names: str, numbers: Sequence[int] = (), modal: bool = False
+) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
     """Enter a function of (node, *inputs) into the table under these operators' names."""
 
     def enter(run: Callable[..., Results]) -> Callable[..., Results]:
@@ -96,5 +98,3 @@ def _value(attribute: onnx.AttributeProto) -> Any:
 def read_opsets(model: onnx.ModelProto) -> dict[str, int]:
     """Return the version of each operator set that the model imports."""
     return {"" if entry.domain in STANDARD_DOMAINS else entry.domain: entry.version for entry in model.opset_import}
-
-

@@ -18,9 +18,7 @@ def save_back(module: OnnxModule, model: onnx.ModelProto) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(model)
     stored = stored_tensors(result)
-    for name in module.state_dict():
-        value = module.tensor(name)
-        assert value is not None
+    for name, value in module.trained().items():
         target = stored.get(name)
         if target is None or target.data_type not in FLOATS or tuple(target.dims) != tuple(value.shape):
             raise ModelError(

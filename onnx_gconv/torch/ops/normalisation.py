@@ -13,7 +13,11 @@ from onnx_gconv.torch.node import Node, Results, operator
 def batch_normalization(
     node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *, training: bool
 ) -> Results:
-    """ONNX weighs the old statistics with `momentum`, PyTorch the new ones: running = momentum * running + (1 - momentum) * batch."""
+    """ONNX weighs the old statistics with `momentum`, PyTorch the new ones.
+
+    running = momentum * running + (1 - momentum) * that of the batch; the variance of the batch is the unbiased one, as
+    in PyTorch, where most models have been trained.
+    """
     if node.get("training_mode", 0):
         raise NotImplementedError("a BatchNormalization exported in training mode has no inference to keep to; export in eval mode")
     follow, epsilon = 1.0 - node.get("momentum", 0.9), node.get("epsilon", 1e-5)
