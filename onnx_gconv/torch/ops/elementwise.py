@@ -11,8 +11,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from onnx_gconv.torch.node import DTYPES, Node, Results, operator
 
-LAST_OPSET_WITH_EXPLICIT_BROADCAST = 6
-
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs,
     "Acos": torch.acos,
@@ -71,17 +69,9 @@ def _enter_tables() -> None:
     for name, unary in UNARY.items():
         operator(name)(lambda node, x, f=unary: f(x))
     for name, binary in BINARY.items():
-        operator(name)(lambda node, a, b, f=binary: f(*_aligned(node, a, b)))
+        operator(name)(lambda node, a, b, f=binary: f(a, b))
     for name, binary in VARIADIC.items():
         operator(name)(lambda node, *inputs, f=binary: reduce(f, inputs))
-
-
-def _aligned(node: Node, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the operands so that PyTorch broadcasts them; opsets up to 6 say by hand where the second one goes."""
-    if node.opset <= LAST_OPSET_WITH_EXPLICIT_BROADCAST and "axis" in node.attributes and b.ndim:
-        axis = node.attributes["axis"] % a.ndim
-        b = b.reshape(*b.shape, *[1] * (a.ndim - axis - b.ndim))
-    return a, b
 
 
 _enter_tables()
@@ -89,13 +79,11 @@ _enter_tables()
 
 @operator("Div")
 def divide(node: Node, a: Tensor, b: Tensor) -> Results:
-    a, b = _aligned(node, a, b)
     return torch.div(a, b) if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
 
 
 @operator("Pow")
 def power(node: Node, a: Tensor, b: Tensor) -> Results:
-    a, b = _aligned(node, a, b)
     return torch.pow(a, b).to(a.dtype)
 
 
@@ -116,14 +104,10 @@ def where(node: Node, condition: Tensor, a: Tensor, b: Tensor) -> Results:
 
 @operator("Cast")
 def cast(node: Node, x: Tensor) -> Results:
-    return x.to(_dtype(node.attributes["to"]))
-
-
-def _dtype(element: int | str) -> torch.dtype:
-    number = onnx.TensorProto.DataType.Value(element) if isinstance(element, str) else element  # a name in opsets up to 5
-    if number not in DTYPES:
-        raise NotImplementedError(f"PyTorch has no type for {onnx.TensorProto.DataType.Name(number)}")
-    return DTYPES[number]
+    wanted = node.attributes["to"]
+    if wanted not in DTYPES:
+        raise NotImplementedError(f"PyTorch has no type for {onnx.TensorProto.DataType.Name(wanted)}")
+    return x.to(DTYPES[wanted])
 
 
 @operator("CastLike")
@@ -152,8 +136,6 @@ def leaky_relu(node: Node, x: Tensor) -> Results:
 
 @operator("PRelu")
 def prelu(node: Node, x: Tensor, slope: Tensor) -> Results:
-    if node.opset <= LAST_OPSET_WITH_EXPLICIT_BROADCAST and slope.ndim == 1:
-        slope = slope.reshape(-1, *[1] * (x.ndim - 2))
     return torch.where(x < 0, slope * x, x)
 
 

@@ -36,10 +36,7 @@ def resize(node: Node, x: Tensor, *rest: Tensor | None) -> Results:
 
 @operator("Upsample", numbers=(1,))
 def upsample(node: Node, x: Tensor, scales: Tensor | None = None) -> Results:
-    given = node.numbers("scales", scales)
-    if given is None:  # opset 1
-        given = [1.0, 1.0, node.attributes["height_scale"], node.attributes["width_scale"]]
-    return _resized(node, x, _scales(x, given))
+    return _resized(node, x, _scales(x, node.numbers("scales", scales) or []))
 
 
 Targets = dict[int, tuple[int, float]]  # by axis: the new length, and the scale

@@ -2,6 +2,7 @@
 
 from itertools import accumulate
 
+import numpy as np
 import torch
 from onnx import numpy_helper
 from torch import Tensor
@@ -22,8 +23,8 @@ def size(node: Node, x: Tensor) -> Results:
 
 
 @operator("Reshape", numbers=(1,))
-def reshape(node: Node, x: Tensor, sizes: Tensor | None = None) -> Results:
-    wanted = node.numbers("shape", sizes) or []
+def reshape(node: Node, x: Tensor, sizes: Tensor) -> Results:
+    wanted = sizes.tolist()
     if not node.get("allowzero", 0):
         wanted = [x.shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
     return x.reshape(wanted)
@@ -73,7 +74,7 @@ def split(node: Node, x: Tensor, sizes: Tensor | None = None) -> Results:
 
 @operator("Expand", numbers=(1,))
 def expand(node: Node, x: Tensor, sizes: Tensor) -> Results:
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(sizes.tolist())))
+    return x.expand(np.broadcast_shapes(tuple(x.shape), tuple(sizes.tolist())))
 
 
 @operator("Tile", numbers=(1,))
@@ -127,7 +128,7 @@ def space_to_depth(node: Node, x: Tensor) -> Results:
 
 @operator("Pad", numbers=(1, 2, 3))
 def pad(node: Node, x: Tensor, pads: Tensor | None = None, value: Tensor | None = None, axes: Tensor | None = None) -> Results:
-    given = node.numbers("paddings" if "paddings" in node.attributes else "pads", pads) or []
+    given = node.numbers("pads", pads) or []
     along = [axis % x.ndim for axis in axes.tolist()] if axes is not None else list(range(x.ndim))
     before, behind = given[: len(along)], given[len(along) :]
     amounts = [(0, 0)] * x.ndim
