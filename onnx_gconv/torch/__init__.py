@@ -7,7 +7,7 @@ import onnx
 
 from onnx_gconv.model.file import load as load_file
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.plan import Plan
+from onnx_gconv.plan import Plan, read_plan
 from onnx_gconv.torch.comparing import require_equal
 from onnx_gconv.torch.importing import build
 from onnx_gconv.torch.masks import hold_masks
@@ -18,7 +18,11 @@ __all__ = ["OnnxModule", "load", "save_back"]
 
 
 def load(
-    model: onnx.ModelProto | Path | str, plan: Plan | None = None, *, shapes: Mapping[str, Shape] | None = None, seed: int = 0
+    model: onnx.ModelProto | Path | str,
+    plan: Plan | Path | str | None = None,
+    *,
+    shapes: Mapping[str, Shape] | None = None,
+    seed: int = 0,
 ) -> OnnxModule:
     """Return a module to train, found equal to ONNX Runtime on seeded inputs.
 
@@ -31,5 +35,5 @@ def load(
     module = build(proto)
     require_equal(module, proto, shapes=shapes, seed=seed)
     if plan is not None:
-        hold_masks(module, proto, plan)
+        hold_masks(module, proto, plan if isinstance(plan, Plan) else read_plan(Path(plan)))
     return module

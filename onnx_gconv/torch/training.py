@@ -96,9 +96,7 @@ class Training:
         self.loss = Loss(settings.distill, tuple(module.program.output_ops[name] for name in module.output_names))
         self.net: nn.Module = module
         if team.world > 1:
-            # Statistics are those of all processes together, so the buffers are equal without being sent around.
-            unused = len(module.output_names) > 1
-            self.net = DistributedDataParallel(module, broadcast_buffers=False, find_unused_parameters=unused)
+            self.net = DistributedDataParallel(module, find_unused_parameters=len(module.output_names) > 1)
         self.optimizer = _optimizer(module, settings.lr)
         # float16 on CUDA needs its losses scaled; bfloat16, on the CPU, does not.
         self.scaler = torch.amp.GradScaler("cuda", enabled=settings.amp and team.device.type == "cuda")
