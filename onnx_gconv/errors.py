@@ -33,6 +33,14 @@ class LatencyError(GconvError):
     """The result is slower than the model it was made from."""
 
 
+class TrainingError(GconvError):
+    """A training cannot start, go on, or end well."""
+
+
+class DependencyError(GconvError):
+    """An optional package that the command needs is not installed."""
+
+
 class OutputError(GconvError):
     """A result could not be written."""
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from onnx_gconv.model.shell import shell
 from onnx_gconv.runtime import Feeds, Result, feed_batches, lean_session, release_freed_memory, run, with_outputs
 
 Order = NDArray[np.int64]
+Item = TypeVar("Item")
 Source = onnx.ModelProto | Callable[[], onnx.ModelProto]  # a model, or how to make it when its turn comes
 # Masked and grouped are one sum in two orders, so they differ by rounding only: 5e-7 of the largest value was the worst
 # on single fp32 layers, up to some 1e-5 through a hundred of them, and a wrong order gives more than 0.1.
@@ -220,9 +222,9 @@ def _watch(source: Source, names: Sequence[str] | None, how: Sampling, *, like: 
     return Seen(structure, feeds, [run(active, batch) for batch in feeds])
 
 
-def batched(names: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield the names in lists of at most this size."""
-    rest = iter(names)
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield the items in lists of at most this size."""
+    rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
 

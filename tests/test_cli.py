@@ -394,15 +394,35 @@ def test_apply_tells_how_much_weight_it_drops_and_exactly_none_of_a_masked_model
     assert float(nothing.rstrip("%")) == 0
 
 
-def test_apply_does_not_round_what_it_drops_down_to_nothing() -> None:
+def leaking_model() -> str:
+    """Return how much of the planned weight, in percent, lies outside the groups of plan.json in the new file tuned.onnx."""
     run("plan net.onnx --groups 2 -o plan.json")
     run("mask net.onnx plan.json -o masked.onnx")
     model = onnx.load("masked.onnx")
     weight = get_tensor(model, "w2")
-    weight[weight == 0] = 1e-8  # a fine-tuning that let go of the mask
+    inside = np.abs(weight.astype(np.float64)).sum() + np.abs(get_tensor(model, "w3").astype(np.float64)).sum()
+    leaked = weight == 0
+    weight[leaked] = 1e-8  # a fine-tuning that let go of the mask
     save(set_tensor(model, "w2", weight), Path("tuned.onnx"))
-    dropped = _dropped(run("apply tuned.onnx plan.json -o grouped.onnx"))
-    assert dropped != _dropped(run("apply masked.onnx plan.json -o grouped.onnx"))
+    outside = leaked.sum() * float(np.float32(1e-8))
+    return f"{100 * outside / (inside + outside):.6g}%"
+
+
+def test_apply_refuses_a_tuned_model_whose_masks_leak_and_names_the_share(folder: Path) -> None:
+    share = leaking_model()
+    before = listing(folder)
+    refused = gconv("apply", "tuned.onnx", "plan.json", "-o", "grouped.onnx")
+    assert refused.code == 1
+    assert f"'tuned.onnx' is not the model that was planned, and has {share} of" in refused.err
+    assert "--allow-drop" in refused.err
+    assert listing(folder) == before
+
+
+def test_a_leak_is_dropped_when_asked_to_and_told_without_rounding_it_to_nothing() -> None:
+    share = leaking_model()
+    assert _dropped(run("apply tuned.onnx plan.json -o grouped.onnx --allow-drop")) == share
+    run("verify masked.onnx grouped.onnx")
+    assert _dropped(run("apply masked.onnx plan.json -o grouped.onnx")) == "0%"
 
 
 def test_verify_accepts_masked_against_grouped_and_rejects_the_original() -> None:

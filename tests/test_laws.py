@@ -27,6 +27,7 @@ FLOW = {
     "evaluate": {"data", "errors", "runtime", "verify"},
     "recover": {"recover", "data", "errors", "evaluate", "model", "plan", "rewrite", "runtime", "solve", "verify"},
     "timing": {"runtime"},
+    "torch": {"torch", "data", "errors", "files", "model", "plan", "rewrite", "runtime", "verify"},
     "deploy": {"deploy", "errors", "fields", "files", "model", "runtime", "search"},
     "report": {"report", "model", "plan", "planning", "recover", "search", "verify", "evaluate", "timing", "deploy", "errors"},
 }

@@ -9,12 +9,15 @@ from onnx_gconv.cli.recovering import open_calibration, recovered
 from onnx_gconv.cli.rewriting import rewrite
 from onnx_gconv.cli.source import open_source, tensor_shapes
 from onnx_gconv.cli.story import Story
+from onnx_gconv.errors import PlanError
 
 TEACH = """\
-Group the Convs as the plan says. MODEL is the original model, the masked one, or a fine-tuned masked one; how much
-weight is dropped is told, and is exactly 0 for a masked model.
+Group the Convs as the plan says. MODEL is the original model, the masked one, or a fine-tuned masked one. How much
+weight is dropped is told: it is exactly 0 for a masked model. A model that is not the original and would lose weight
+all the same was tuned without its masks held; it is refused.
 
   onnx-gconv apply model.onnx plan.json -o grouped.onnx
+  onnx-gconv apply tuned.onnx plan.json -o grouped.onnx
   onnx-gconv apply model.onnx plan.json --calib images.npz -o grouped.onnx
 
 With --calib the weights that are left are fitted to what MODEL does on these samples, so MODEL must be the original.
@@ -26,6 +29,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     options.add_model(parser)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the grouped model to write")
+    parser.add_argument(
+        "--allow-drop",
+        action="store_true",
+        help="drop weights outside the plan's groups, though MODEL is not the model that was planned",
+    )
     options.add_calibration(parser)
     options.add_data_flags(parser)
     options.add_lowering(parser)
@@ -37,7 +45,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.refuse_overwriting(args, args.output, parser)
-    from onnx_gconv.model.file import save_atomically
+    from onnx_gconv.model.file import save_atomically, sha256
     from onnx_gconv.plan import read_plan
     from onnx_gconv.rewrite.mask import dropped_share
 
@@ -45,6 +53,12 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     plan = read_plan(args.plan)
     source = open_source(args)
     dropped = dropped_share(source.model, plan)
+    if dropped > 0 and not args.allow_drop and sha256(source.path) != plan.source_sha256:
+        raise PlanError(
+            f"'{source.path}' is not the model that was planned, and has {100 * dropped:.6g}% of the planned layers' weight "
+            "(sum of absolute values) where the plan drops it.",
+            hint="if it was tuned, tune it again with the zeros of the masked model held; --allow-drop drops that weight",
+        )
     calibration = open_calibration(source, args)
     shapes = tensor_shapes(source)
     if calibration is not None:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from onnx_gconv import __version__
-from onnx_gconv.cli import apply, bench, compress, evaluate, explore, export, inspect, mask, plan, verify
+from onnx_gconv.cli import apply, bench, compress, evaluate, explore, export, finetune, inspect, mask, plan, verify
 from onnx_gconv.errors import GconvError
 
 DESCRIPTION = """\
@@ -22,6 +22,10 @@ or step by step, with files to look at and edit in between:
   onnx-gconv mask     model.onnx plan.json -o masked.onnx      for fine-tuning in any framework
   onnx-gconv apply    masked.onnx plan.json -o grouped.onnx    the same function, really grouped
   onnx-gconv verify   masked.onnx grouped.onnx
+
+training back what pruning cost, with labels or without (needs PyTorch):
+
+  onnx-gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx
 
 what it costs in accuracy:
 
@@ -39,7 +43,7 @@ and measure, here or on a device:
 # a core that somebody else uses, made a solve fifteen times slower. One thread also adds up in one order, always.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-COMMANDS = (inspect, compress, plan, mask, apply, verify, evaluate, explore, export, bench)
+COMMANDS = (inspect, compress, plan, mask, finetune, apply, verify, evaluate, explore, export, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:
