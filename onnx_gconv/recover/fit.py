@@ -99,8 +99,8 @@ class Fit:
     def relaxed(self, rows: Rows, at: Coefficients) -> Rows:
         """Return the rows with targets moved to what is found, wherever the activation behind makes no difference.
 
-        Where the dense model is below what a Relu lets pass, any value below is as good. Fitting to the relaxed targets never
-        makes the error behind the activation larger: it is the least-squares step of a majorisation.
+        Where the dense model is below what a Relu lets pass, any value below is as good. Fitting to the relaxed targets is the
+        least-squares step of a majorisation: what never grows is the error where the target passes plus what wrongly passes.
         """
         assert self.site.clamp is not None
         if self.site.shortcut and rows.added is None:
