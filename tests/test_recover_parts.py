@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from onnx_gconv.errors import DataError
 from onnx_gconv.recover.divergence import divergence
-from onnx_gconv.recover.normal import Coefficients, Rows, Sums, add_up, join, residual, solve, sums, variance
+from onnx_gconv.recover.normal import Coefficients, Rows, Sums, add_up, damping_between, join, residual, solve, sums, variance
 from onnx_gconv.recover.patches import choose, patches, window_of
 from onnx_gconv.recover.store import Store
 from onnx_gconv.search.table import Option, Row, Table
@@ -154,6 +154,29 @@ def test_damping_pulls_towards_the_prior_as_rows_added_to_least_squares_would(*,
     found = solve(moments(u, t), Coefficients(prior, np.zeros((1, 4))), damping=0.1, has_intercept=has_intercept)
     np.testing.assert_allclose(found.weight[0], weight, atol=3e-5)
     np.testing.assert_allclose(found.intercept[0], means[1] - means[0] @ weight, atol=3e-5)
+
+
+@pytest.mark.parametrize("has_intercept", [True, False])
+@pytest.mark.parametrize(("positions", "noise"), [(40, 0.3), (40, 3.0), (4000, 0.3), (4000, 0.0)])
+def test_the_damping_chosen_is_the_one_that_does_best_on_samples_that_were_not_fitted(
+    *, positions: int, noise: float, has_intercept: bool
+) -> None:
+    dampings = [1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0]
+    rng = np.random.default_rng(0)
+    u = rng.standard_normal((1, positions, 60)).astype(np.float32)
+    true = rng.standard_normal((1, 60, 5))
+    t = (u @ true + noise * rng.standard_normal((1, positions, 5))).astype(np.float32)
+    prior = Coefficients(true + rng.standard_normal(true.shape) / 10, np.zeros((1, 5)))
+    half = positions // 2
+    halves = moments(u[:, :half], t[:, :half]), moments(u[:, half:], t[:, half:])
+    errors = []
+    for damping in dampings:
+        one, two = (solve(part, prior, damping=damping, has_intercept=has_intercept) for part in halves)
+        gaps = t[:, half:] - u[:, half:] @ one.weight - one.intercept, t[:, :half] - u[:, :half] @ two.weight - two.intercept
+        errors.append(sum(float(np.square(gap).sum()) for gap in gaps))
+    found = damping_between(halves, prior, dampings=dampings, has_intercept=has_intercept)
+    assert found == dampings[int(np.argmin(errors))]
+    assert (found > dampings[0]) == (positions < 60)  # fewer than there are weights
 
 
 @pytest.mark.parametrize("has_intercept", [True, False])

@@ -149,6 +149,23 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
     return Coefficients(weight, means[1] - np.einsum("bi,bio->bo", means[0], weight))
 
 
+def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, dampings: Sequence[float], has_intercept: bool) -> float:
+    """Return the damping, of ever larger ones, at which what is solved on one half of the data does best on the other.
+
+    A late layer sees fewer independent samples than it has weights: with little damping it would learn them by heart.
+    """
+    best, found = float("inf"), dampings[0]
+    for damping in dampings:
+        error = sum(
+            float(residual(other, solve(half, prior, damping=damping, has_intercept=has_intercept)).sum())
+            for half, other in (halves, halves[::-1])
+        )
+        if not error < best:
+            break
+        best, found = error, damping
+    return found
+
+
 def _centred(total: Sums) -> tuple[Doubles, Doubles]:
     gram = total.uu - _outer(total.u, total.u) / total.count
     cross = total.ut - _outer(total.u, total.t) / total.count

@@ -20,6 +20,7 @@ from onnx_gconv.recover.normal import (
     Rows,
     Sums,
     add_up,
+    damping_between,
     residual,
     retarget,
     solve,
@@ -36,6 +37,7 @@ from onnx_gconv.runtime import Feeds
 Progress = Callable[[int, int, str], None]  # done, of how many, what
 
 DAMPING = 1e-3
+DAMPING_STEPS = 6
 # Positions that a fit looks at, for each weight of an output and at least: neighbouring patches tell much the same.
 POSITIONS_A_WEIGHT = 150
 LEAST_POSITIONS = 20_000
@@ -46,7 +48,8 @@ RELAXATIONS = 3
 class Effort:
     """How a reconstruction is done."""
 
-    damping: float = DAMPING
+    damping: float = DAMPING  # the least
+    damping_steps: int = DAMPING_STEPS  # of ten, for sites that see few samples; 1: all are damped alike
     positions_a_weight: int = POSITIONS_A_WEIGHT
     least_positions: int = LEAST_POSITIONS
     relaxations: int = RELAXATIONS
@@ -135,25 +138,43 @@ def shared_rows(fit: Fit, ahead: Walk, behind: Walk, work: Work, effort: Effort)
     return work.rows(rows)
 
 
-def total_moments(fit: Fit, rows: SharedRows) -> Sums:
-    """Return the moments of all rows, refusing NaN and infinity."""
-    total = add_up(rows.map(sums))
-    if not all(np.isfinite(values).all() for values in (total.u, total.t, total.uu, total.ut)):
+def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
+    """Return the moments of every other share of the samples and of those between, refusing NaN and infinity.
+
+    Where there is but one share, it is the only half.
+    """
+    halves: list[Sums] = []
+    for number, part in enumerate(rows.map(sums)):
+        if number < 2:
+            halves.append(part)
+        else:
+            halves[number % 2] += part
+    if not all(np.isfinite(values).all() for half in halves for values in (half.u, half.t, half.uu, half.ut)):
         raise DataError(
             f"on the calibration samples, Conv or Gemm {fit.site.label!r} reads or gives NaN, infinity, or numbers too large to "
             "square.",
             hint="check that the samples are preprocessed as the model expects",
         )
-    return total
+    return tuple(halves)
+
+
+def chosen_damping(fit: Fit, halves: tuple[Sums, ...], effort: Effort) -> float:
+    """Return how much a fit is damped: as each half of the samples likes it best from the other."""
+    dampings = [effort.damping * 10.0**step for step in range(effort.damping_steps)]
+    if len(halves) < 2 or len(dampings) < 2:
+        return effort.damping
+    return damping_between((halves[0], halves[1]), fit.before, dampings=dampings, has_intercept=fit.site.has_intercept)
 
 
 def _fitted(fit: Fit, rows: SharedRows, effort: Effort) -> tuple[Coefficients, LayerError]:
     """Return the best weights; where an activation follows, those that are best behind it."""
+    halves = half_moments(fit, rows)
+    damping = chosen_damping(fit, halves, effort)
 
     def solved(total: Sums) -> Coefficients:
-        return solve(total, fit.before, damping=effort.damping, has_intercept=fit.site.has_intercept)
+        return solve(total, fit.before, damping=damping, has_intercept=fit.site.has_intercept)
 
-    total = total_moments(fit, rows)
+    total = add_up(halves)
     new = solved(total)
     error = _error(fit.site, total, fit, new)
     if fit.site.clamp is not None:

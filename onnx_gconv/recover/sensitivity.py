@@ -13,8 +13,8 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.recover.divergence import divergence
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.normal import Coefficients, Sums, residual, solve, variance
-from onnx_gconv.recover.reconstruct import Effort, Progress, shared_rows, site_reads, total_moments
+from onnx_gconv.recover.normal import Coefficients, Sums, add_up, residual, solve, variance
+from onnx_gconv.recover.reconstruct import Effort, Progress, chosen_damping, half_moments, shared_rows, site_reads
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.recover.store import Store
 from onnx_gconv.recover.walk import Walk, put_inputs
@@ -57,7 +57,7 @@ def sensitivities(
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
             fit = Fit.of(site, constants)
-            total = total_moments(fit, shared_rows(fit, ahead, walk, work, effort))
+            halves = half_moments(fit, shared_rows(fit, ahead, walk, work, effort))
             ahead.tidy()
             walk.tidy()
             rest = _Rest(walk, store, fit)
@@ -68,7 +68,7 @@ def sensitivities(
                 return float(np.mean(gaps))
 
             keys = sorted((key for key in groupings if key[0] == site.name), key=lambda key: key[1])
-            fitted = list(pool.map(partial(_fitted, fit, total, effort), (groupings[key] for key in keys)))
+            fitted = list(pool.map(partial(_fitted, fit, halves, effort), (groupings[key] for key in keys)))
             every_other = sorted({*range(0, len(keys), 2), len(keys) - 1})
             costs = list(pool.map(measured, (fitted[at] for at in every_other)))
             found |= zip(keys, _between([at.error for at in fitted], every_other, costs), strict=True)
@@ -85,9 +85,12 @@ class Fitted:
     error: float
 
 
-def _fitted(fit: Fit, total: Sums, effort: Effort, grouping: Grouping) -> Fitted:
-    other, part = fit.regrouped(total, grouping)
-    new = solve(part, other.before, damping=effort.damping, has_intercept=fit.site.has_intercept)
+def _fitted(fit: Fit, halves: tuple[Sums, ...], effort: Effort, grouping: Grouping) -> Fitted:
+    regrouped = [fit.regrouped(half, grouping) for half in halves]
+    other, parts = regrouped[0][0], tuple(part for _, part in regrouped)
+    damping = chosen_damping(other, parts, effort)
+    part = add_up(parts)
+    new = solve(part, other.before, damping=damping, has_intercept=fit.site.has_intercept)
     error = float(residual(part, new).sum()) / (float(variance(part).sum()) or 1.0)
     return Fitted(other, new, error)
 
