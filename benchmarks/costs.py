@@ -68,8 +68,8 @@ def main() -> None:
         print(f"| {name} | 100 % | | 0 | 1 | {accuracy(model, test, labels):.1%} | |", flush=True)
         for percent in args.budgets:
             for way, flags in WAYS.items():
-                prepared = prepare(model, network, Request(jobs=2, **flags), lambda *_: None)
-                budget = resolve_budget({"max_macs": parse_limit(f"{percent}%")}, network)
+                request = Request(limits={"max_macs": parse_limit(f"{percent}%")}, jobs=2, **flags)
+                prepared, budget = prepare(model, network, request, lambda *_: None), resolve_budget(request, network)
                 plan = plan_within(prepared, budget, sha256="").plan
                 masked = mask(model, plan)
                 feeds = ({model.graph.input[0].name: batch} for batch in np.array_split(train, 10))

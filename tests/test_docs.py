@@ -121,6 +121,12 @@ def test_every_key_of_the_files_is_in_the_contracts(tmp_path: Path, monkeypatch:
     lines += [gconv("inspect", "net.onnx", "--json").out, gconv("verify", "small.onnx", "small.onnx", "--json").out]
     np.savez("data.npz", image=np.ones((2, 3, 8, 8), np.float32), labels=np.zeros(2, np.int64))
     lines.append(gconv("evaluate", "net.onnx", "--data", "data.npz", "--reference", "small.onnx", "--json").out)
+    quick = ("--runner", "ort-cpu", "--seconds", "0.05", "--json")
+    lines += [
+        gconv("bench", "net.onnx", *quick).out,
+        gconv("bench", "net.onnx", *quick, "--sweep", "--timing-out", "table.json").out,
+    ]
+    lines += [gconv("export", "small.onnx", "--target", "tx2", "-o", "tx2.onnx", "--json").out]
     named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")))
     assert {key for line in lines for key in keys(json.loads(line))} <= named
 

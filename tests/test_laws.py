@@ -14,7 +14,8 @@ FLOW = {
     "errors": set(),
     "native_output": set(),
     "files": {"errors"},
-    "plan": {"errors"},
+    "fields": {"errors"},
+    "plan": {"errors", "fields"},
     "solve": {"solve", "errors"},
     "search": {"search", "errors", "native_output"},
     "model": {"model", "errors", "files", "native_output"},
@@ -26,7 +27,8 @@ FLOW = {
     "evaluate": {"data", "errors", "runtime", "verify"},
     "recover": {"recover", "data", "errors", "evaluate", "model", "plan", "rewrite", "runtime", "solve", "verify"},
     "timing": {"runtime"},
-    "report": {"report", "model", "plan", "planning", "recover", "verify", "evaluate", "timing", "errors"},
+    "deploy": {"deploy", "errors", "fields", "files", "model", "runtime", "search"},
+    "report": {"report", "model", "plan", "planning", "recover", "search", "verify", "evaluate", "timing", "deploy", "errors"},
 }
 
 

@@ -22,7 +22,7 @@ from onnx_gconv.rewrite.mask import mask
 RNG = np.random.default_rng(0)
 # Products of moments are float32, so that weights come out with some five digits; masking alone moves outputs by half.
 ROUNDING = 1e-4
-UNDAMPED = Effort(damping=1e-8, damping_steps=1)
+UNDAMPED = Effort(damping=1e-8, is_validated=False)
 RESIDUAL_PLAN = plan_of(grouped("stem", 8, 4, seed=1), grouped("first", 8, 8, seed=2), grouped("last", 8, 8, seed=3))
 
 
@@ -183,7 +183,7 @@ def uncorrected(sites: list[Site]) -> list[Site]:
 def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(
     *, is_corrected: bool, damping: float, relaxations: int
 ) -> None:
-    dense, effort = residual_net(), Effort(damping=damping, damping_steps=1, relaxations=relaxations)
+    dense, effort = residual_net(), Effort(damping=damping, relaxations=relaxations, is_validated=False)
     sites = plan_sites(mask(dense, RESIDUAL_PLAN), RESIDUAL_PLAN)
     found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=sites if is_corrected else uncorrected(sites), effort=effort).model
     expected = by_hand(dense, image_of(RESIDUAL_FEEDS)["image"], is_corrected=is_corrected, effort=effort)
@@ -195,7 +195,7 @@ def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(
 def test_correcting_the_stream_brings_the_blocks_output_closer(relaxations: int) -> None:
     dense, feeds = residual_net(), image_of(RESIDUAL_FEEDS)
     masked = mask(dense, RESIDUAL_PLAN)
-    sites, effort = plan_sites(masked, RESIDUAL_PLAN), Effort(damping_steps=1, relaxations=relaxations)
+    sites, effort = plan_sites(masked, RESIDUAL_PLAN), Effort(relaxations=relaxations)
     models = [
         recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=each, effort=effort).model for each in (sites, uncorrected(sites))
     ]
@@ -241,7 +241,7 @@ def test_relaxing_makes_the_loss_that_bounds_the_error_behind_the_activation_sma
 
 def test_errors_of_layers_are_those_of_their_own_least_squares() -> None:
     """`before` is the share of the target's variance that masked weights leave, `after` what the fitted ones do."""
-    dense, feeds, effort = residual_net(), image_of(RESIDUAL_FEEDS), Effort(damping_steps=1, relaxations=0)
+    dense, feeds, effort = residual_net(), image_of(RESIDUAL_FEEDS), Effort(relaxations=0)
     found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort)
     wanted, stem = (values.astype(np.float64) for values in outputs(dense, feeds, "total", "stem"))
 
@@ -309,7 +309,7 @@ def test_the_constant_goes_into_the_mean_and_nothing_else_of_the_normalization_c
         tensors |= {f"{name}{number}": 1 + np.square(normal(8)) for name in ("gamma", "beta", "mean", "var")}
     dense = from_text(NORMALIZED, **tensors)
     plan = plan_of(grouped("a", 8, 4), grouped("b", 8, 8))
-    found = recover(dense, plan, RESIDUAL_FEEDS, effort=Effort(damping_steps=1, relaxations=0)).model
+    found = recover(dense, plan, RESIDUAL_FEEDS, effort=Effort(relaxations=0)).model
     changed = {
         tensor.name
         for tensor in dense.graph.initializer

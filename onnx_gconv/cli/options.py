@@ -34,12 +34,16 @@ def command(
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
+    add_input_shape(parser)
+
+
+def add_input_shape(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input-shape",
         action="append",
         default=[],
         metavar="[NAME=]1x3x224x224",
-        help="the input shape to count MACs and verify at; needed where axes are dynamic (else: batch 1, 224 pixels)",
+        help="the input shape to count MACs, verify and measure at; needed where axes are dynamic (else: batch 1, 224 pixels)",
     )
 
 
@@ -120,6 +124,12 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     budget.add_argument("--max-flops", metavar="LIMIT", help="floating-point operations, 2 x MACs")
     budget.add_argument("--max-macs", metavar="LIMIT", help="multiply-accumulates")
     budget.add_argument("--max-params", metavar="LIMIT", help="parameters")
+    budget.add_argument(
+        "--max-latency",
+        metavar="LIMIT",
+        help="time on a device, 60%% of what the model takes or 3.5ms; needs --timing, or --target ort-cpu to time the layers now",
+    )
+    budget.add_argument("--timing", type=Path, metavar="FILE", help="the table that `bench --sweep` has written")
     rule = parser.add_argument_group("rule", "instead of a search under a budget").add_mutually_exclusive_group()
     rule.add_argument("--groups", type=positive, metavar="G", help="G groups wherever that is legal")
     rule.add_argument(
@@ -149,8 +159,8 @@ def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
     layers.add_argument(
         "--target",
         choices=("generic", "ort-cpu", "tensorrt"),
-        default="generic",
-        help="offer only groups of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there (default generic: any)",
+        help="offer only groups of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there (default generic: any; "
+        "with --timing the device that was measured)",
     )
     how = parser.add_argument_group("method")
     how.add_argument(
@@ -204,8 +214,11 @@ def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
 
 def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Leave with a usage error when nothing says how much to compress."""
-    if not any((args.max_flops, args.max_macs, args.max_params, args.groups, args.max_group_channels, args.group_config)):
+    budgets = (args.max_flops, args.max_macs, args.max_params, args.max_latency)
+    if not any((*budgets, args.groups, args.max_group_channels, args.group_config)):
         parser.error("say how much: for example --max-flops 50%, --max-params 1.2M, or --groups 2")
+    if args.max_latency and args.timing is None and args.target != "ort-cpu":
+        parser.error("--max-latency needs times: --timing FILE from `bench --sweep`, or --target ort-cpu to time the layers now")
     check_measured(args, parser)
 
 
@@ -220,12 +233,14 @@ def check_measured(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
 def request(args: argparse.Namespace) -> "Request":
     """Return what the flags of `add_choosing` or `add_method` ask for."""
     from onnx_gconv.planning.request import Request
-    from onnx_gconv.search.budget import parse_limit
+    from onnx_gconv.search.budget import parse_latency, parse_limit
     from onnx_gconv.solve.layer import Solver
 
     limits = {
         name: parse_limit(getattr(args, name)) for name in ("max_params", "max_macs", "max_flops") if getattr(args, name, None)
     }
+    if getattr(args, "max_latency", None):
+        limits["max_latency_ms"] = parse_latency(args.max_latency)
     return Request(
         limits=limits,
         groups=getattr(args, "groups", None),  # `explore` has no budget and no rule
@@ -234,7 +249,7 @@ def request(args: argparse.Namespace) -> "Request":
         include=args.include,
         exclude=args.exclude,
         min_group_channels=args.min_group_channels,
-        target=args.target,
+        target=args.target or "generic",
         criterion=args.criterion,
         solver=Solver(args.solver, args.sort_rounds, args.effort, args.seed),
         search=args.search,
@@ -248,7 +263,12 @@ def request(args: argparse.Namespace) -> "Request":
 def requests(args: argparse.Namespace) -> "list[Request]":
     """Return what the flags ask for, one request for each way of Gathers that may be tried, the fastest first."""
     first = request(args)
-    if args.gathers is not None or args.target == "generic":
+    if args.target is None and args.timing is not None:
+        from onnx_gconv.cli.sweeping import target_of
+        from onnx_gconv.deploy.cost_table import read_table
+
+        first = replace(first, target=target_of(read_table(args.timing).bench.runner))
+    if args.gathers is not None or first.target == "generic":
         return [first]
     return [replace(first, gathers=way) for way in ("none", "shared", "free")]
 
@@ -256,6 +276,17 @@ def requests(args: argparse.Namespace) -> "list[Request]":
 def positive(text: str) -> int:
     """Return a whole number from 1 on."""
     return _whole(text, least=1)
+
+
+def positive_number(text: str) -> float:
+    """Return a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
 
 
 def _natural(text: str) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from onnx_gconv.search.budget import Limit
+from onnx_gconv.search.latency import LayerLatencies
 from onnx_gconv.search.target import TargetName
 from onnx_gconv.solve.importance import Criterion
 from onnx_gconv.solve.layer import Solver
@@ -19,7 +20,7 @@ GathersName = Literal["free", "shared", "none"]
 class Request:
     """Limits, at most one rule, which layers, and how to solve and search."""
 
-    limits: Mapping[str, Limit] = field(default_factory=dict)  # max_params, max_macs, max_flops
+    limits: Mapping[str, Limit] = field(default_factory=dict)  # max_params, max_macs, max_flops, max_latency_ms
     groups: int | None = None
     max_group_channels: int | None = None
     group_config: Path | None = None
@@ -35,6 +36,7 @@ class Request:
     gathers: GathersName = "free"
     seed: int = 0
     jobs: int = 1
+    latencies: LayerLatencies | None = None  # measured times, for a budget in milliseconds
 
     @property
     def search_name(self) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 ROUNDING = 1e-10  # what float64 sums may be off by, relative, with room
+DAMPING_STEPS = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,13 +150,14 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
     return Coefficients(weight, means[1] - np.einsum("bi,bio->bo", means[0], weight))
 
 
-def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, dampings: Sequence[float], has_intercept: bool) -> float:
-    """Return the damping, of ever larger ones, at which what is solved on one half of the data does best on the other.
+def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, least: float, has_intercept: bool) -> float:
+    """Return the damping, from `least` on in steps of ten, at which what is solved on one half of the data does best on the other.
 
     A late layer sees fewer independent samples than it has weights: with little damping it would learn them by heart.
     """
-    best, found = float("inf"), dampings[0]
-    for damping in dampings:
+    best, found = float("inf"), least
+    for step in range(DAMPING_STEPS):
+        damping = least * 10.0**step
         error = sum(
             float(residual(other, solve(half, prior, damping=damping, has_intercept=has_intercept)).sum())
             for half, other in (halves, halves[::-1])

@@ -37,7 +37,6 @@ from onnx_gconv.runtime import Feeds
 Progress = Callable[[int, int, str], None]  # done, of how many, what
 
 DAMPING = 1e-3
-DAMPING_STEPS = 6
 # Positions that a fit looks at, for each weight of an output and at least: neighbouring patches tell much the same.
 POSITIONS_A_WEIGHT = 150
 LEAST_POSITIONS = 20_000
@@ -48,8 +47,8 @@ RELAXATIONS = 3
 class Effort:
     """How a reconstruction is done."""
 
-    damping: float = DAMPING  # the least
-    damping_steps: int = DAMPING_STEPS  # of ten, for sites that see few samples; 1: all are damped alike
+    damping: float = DAMPING
+    is_validated: bool = True  # whether there may be more damping, as much as the samples themselves like
     positions_a_weight: int = POSITIONS_A_WEIGHT
     least_positions: int = LEAST_POSITIONS
     relaxations: int = RELAXATIONS
@@ -160,10 +159,9 @@ def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
 
 def chosen_damping(fit: Fit, halves: tuple[Sums, ...], effort: Effort) -> float:
     """Return how much a fit is damped: as each half of the samples likes it best from the other."""
-    dampings = [effort.damping * 10.0**step for step in range(effort.damping_steps)]
-    if len(halves) < 2 or len(dampings) < 2:
+    if len(halves) < 2 or not effort.is_validated:
         return effort.damping
-    return damping_between((halves[0], halves[1]), fit.before, dampings=dampings, has_intercept=fit.site.has_intercept)
+    return damping_between((halves[0], halves[1]), fit.before, least=effort.damping, has_intercept=fit.site.has_intercept)
 
 
 def _fitted(fit: Fit, rows: SharedRows, effort: Effort) -> tuple[Coefficients, LayerError]:

@@ -6,15 +6,17 @@ better a choice already known; HiGHS searches what is left, the core.
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 from scipy.sparse import csr_array, eye_array, hstack
 
+from onnx_gconv.errors import BudgetError
 from onnx_gconv.native_output import native_stdout_silenced
 from onnx_gconv.search.budget import Budget
-from onnx_gconv.search.knapsack import Chosen, Knapsack, improved, knapsack_of, price
+from onnx_gconv.search.knapsack import Chosen, Knapsack, Priced, improved, knapsack_of, price
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Table, require_feasible
 
@@ -51,8 +53,7 @@ def search_exact(table: Table, budget: Budget, *, time_limit_seconds: float = TI
         return Found([], 0.0, 0.0)
     knapsack = knapsack_of(table, budget)
     priced = price(knapsack)
-    starts = knapsack.first + np.array(search_local(table, budget)), priced.rounded
-    best = min((improved(knapsack, start) for start in starts), key=knapsack.cost)
+    best = min((improved(knapsack, start) for start in _starts(table, budget, knapsack, priced)), key=knapsack.cost)
     core = Core(knapsack, best, priced.bound, np.flatnonzero(priced.bound + priced.extra <= knapsack.cost(best) + ROUNDING))
     bound, covers = priced.bound, list[Chosen]()
     # HiGHS takes a choice that is over a large budget by 1e-6 of it for fitting: such a one is ruled out, and it looks again.
@@ -65,6 +66,41 @@ def search_exact(table: Table, budget: Budget, *, time_limit_seconds: float = TI
         covers.append(_cover(knapsack, chosen))
     choice = (best - knapsack.first).tolist()
     return Found(choice, table.cost(choice), min(bound, table.cost(choice)))
+
+
+def _starts(table: Table, budget: Budget, knapsack: Knapsack, priced: Priced) -> list[Chosen]:
+    """Return choices within all limits. Parameters and MACs fall together with more groups, but times need not."""
+    candidates = [priced.rounded, knapsack.least((knapsack.amounts / np.maximum(knapsack.room, 1)[:, None]).sum(axis=0))]
+    candidates += [knapsack.least(amounts.astype(np.float64)) for amounts in knapsack.amounts]
+    with suppress(BudgetError):  # where several limits leave it without a start
+        candidates.append(knapsack.first + np.array(search_local(table, budget)))
+    fitting = [chosen for chosen in candidates if knapsack.fits(chosen)] or _any_fitting(knapsack)
+    if not fitting:
+        raise BudgetError(
+            "the budgets cannot all be met at once: each one alone can, but no choice was found that is within all of them.",
+            hint="loosen one of the limits",
+        )
+    return fitting
+
+
+def _any_fitting(knapsack: Knapsack) -> list[Chosen]:
+    """Return a choice within all limits, if HiGHS finds one: for limits that pull in different directions."""
+    options, rows = len(knapsack.row), len(knapsack.first)
+    pick_one = csr_array((np.ones(options), (knapsack.row, np.arange(options))), shape=(rows, options))
+    within = LinearConstraint(knapsack.amounts / (knapsack.room[:, None] + 0.5), -np.inf, 1)
+    if (knapsack.room < 0).any():
+        return []
+    with native_stdout_silenced():
+        result = milp(
+            knapsack.costs,
+            integrality=np.ones(options),
+            bounds=Bounds(0, 1),
+            constraints=[LinearConstraint(pick_one, 1, 1), within],
+        )
+    if result.x is None:
+        return []
+    chosen = np.flatnonzero(result.x > 0.5)
+    return [chosen] if len(chosen) == rows and knapsack.fits(chosen) else []
 
 
 @dataclass(frozen=True)

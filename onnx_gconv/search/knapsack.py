@@ -43,12 +43,21 @@ class Knapsack:
     def cost(self, chosen: Chosen) -> float:
         return float(self.costs[chosen].sum())
 
+    def least(self, values: NDArray[np.float64]) -> Chosen:
+        """Return the choice of the option with the least value in each row, the last of equal ones."""
+        order = np.lexsort((-np.arange(len(values)), values, self.row))
+        return order[self.first]
+
 
 def knapsack_of(table: Table, budget: Budget) -> Knapsack:
     """Return a table under a budget."""
     limited = [
         (limit - fixed, [[getattr(option, name) for option in row.options] for row in table.rows])
-        for name, limit, fixed in (("params", budget.max_params, table.fixed_params), ("macs", budget.macs, table.fixed_macs))
+        for name, limit, fixed in (
+            ("params", budget.max_params, table.fixed_params),
+            ("macs", budget.macs, table.fixed_macs),
+            ("latency_ns", budget.latency_ns, table.fixed_latency_ns),
+        )
         if limit is not None
     ]
     counted = [_in_steps(amounts, room) for room, amounts in limited]
@@ -56,7 +65,7 @@ def knapsack_of(table: Table, budget: Budget) -> Knapsack:
     kinds: dict[tuple[object, ...], int] = {}
     kind = []
     for row in table.rows:
-        all_of_row = tuple((option.params, option.macs) for option in row.options)
+        all_of_row = tuple((option.params, option.macs, option.latency_ns) for option in row.options)
         kind += [kinds.setdefault((all_of_row, number), len(kinds)) for number in range(len(all_of_row))]
     return Knapsack(
         row=np.repeat(np.arange(len(sizes)), sizes),
@@ -81,7 +90,7 @@ class Priced:
 
     bound: float
     extra: NDArray[np.float64]  # a choice with this option costs at least bound + extra
-    rounded: Chosen  # a choice near the program's solution, within the limits
+    rounded: Chosen  # a choice near the program's solution, perhaps beyond the limits
 
 
 def price(knapsack: Knapsack) -> Priced:
@@ -99,18 +108,17 @@ def price(knapsack: Knapsack) -> Priced:
     program = linprog(
         knapsack.costs, amounts, room, pick_one, np.ones(len(first)), bounds=np.stack([np.zeros(options), possible], axis=1)
     )
-    smallest = np.append(first[1:], options) - 1
+    rounded = knapsack.least(amounts.sum(axis=0))
     if program.x is None:
-        prices, rounded = np.zeros(len(room)), smallest
+        prices = np.zeros(len(room))
     else:
         prices = np.maximum(-program.ineqlin.marginals, 0)
         taken = np.flatnonzero(program.x > ONE)
-        rounded = smallest.copy()  # of the few rows that the program divides between options
-        rounded[knapsack.row[taken]] = taken
+        rounded[knapsack.row[taken]] = taken  # all but the few rows that the program divides between options
     priced = np.where(possible, knapsack.costs + prices @ amounts, np.inf)
     least = np.minimum.reduceat(priced, first)
-    fitting = rounded if knapsack.fits(rounded) else smallest
-    return Priced(float(least.sum() - prices @ room), priced - least[knapsack.row], fitting)
+    with np.errstate(invalid="ignore"):  # a row without a possible option: then there is no choice at all
+        return Priced(float(least.sum() - prices @ room), priced - least[knapsack.row], rounded)
 
 
 def improved(knapsack: Knapsack, chosen: Chosen) -> Chosen:

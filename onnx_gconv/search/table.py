@@ -17,6 +17,7 @@ class Option:
     cost: float
     params: int
     macs: int
+    latency_ns: int = 0  # where a budget limits it
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,21 @@ class Table:
     rows: tuple[Row, ...]
     fixed_params: int
     fixed_macs: int
+    fixed_latency_ns: int = 0  # below 0 where layers take longer alone than in the model
 
     def totals(self, choice: Sequence[int]) -> tuple[int, int]:
         """Return the parameters and MACs of the model when row r takes its option choice[r]."""
         chosen = [row.options[index] for row, index in zip(self.rows, choice, strict=True)]
         return self.fixed_params + sum(o.params for o in chosen), self.fixed_macs + sum(o.macs for o in chosen)
+
+    def latency_ns(self, choice: Sequence[int]) -> int:
+        """Return the latency of the model, Gathers not included."""
+        return self.fixed_latency_ns + sum(row.options[index].latency_ns for row, index in zip(self.rows, choice, strict=True))
+
+    def allows(self, choice: Sequence[int], budget: Budget) -> bool:
+        """Return whether a choice is within every limit."""
+        limit = budget.latency_ns
+        return budget.allows(*self.totals(choice)) and (limit is None or self.latency_ns(choice) <= limit)
 
     def cost(self, choice: Sequence[int]) -> float:
         """Return the summed pruning cost of a choice."""
@@ -63,6 +74,10 @@ class Table:
         """Return the choice with every layer at its largest number of groups."""
         return [len(row.options) - 1 for row in self.rows]
 
+    def fastest(self) -> list[int]:
+        """Return the choice with every layer at its fastest number of groups, the fewest of those that tie."""
+        return [min(range(len(row.options)), key=lambda i: (row.options[i].latency_ns, i)) for row in self.rows]
+
 
 def _known(costs: Mapping[tuple[str, int], float], row: Row, option: Option) -> float | None:
     found = [costs.get((name, option.groups), math.nan) for name in row.names]
@@ -70,7 +85,14 @@ def _known(costs: Mapping[tuple[str, int], float], row: Row, option: Option) -> 
 
 
 def require_feasible(table: Table, budget: Budget) -> None:
-    """Refuse a budget that even the smallest model breaks, with the range that can be had."""
+    """Refuse a budget that even the smallest or the fastest model breaks, with the range that can be had."""
+    limit, fastest, dense = budget.latency_ns, table.latency_ns(table.fastest()), table.latency_ns([0] * len(table.rows))
+    if limit is not None and fastest > limit:
+        raise BudgetError(
+            f"the budget cannot be met: {limit / 1e6:.4g} ms is asked, but with every layer at its fastest number of groups the "
+            f"model still takes {fastest / 1e6:.4g} ms, by the times in the table.",
+            hint=f"feasible: --max-latency from {share(fastest, dense)} up to 100%; less --exclude widens it",
+        )
     params, macs = table.totals(table.smallest())
     if budget.allows(params, macs):
         return
