@@ -258,7 +258,7 @@ def write(path: Path, headed: Mapping[str, list[Row]], finished: Finished, image
     """Write the result page."""
     head = (
         f"# One-shot compression without labels or training\n\n"
-        f"Made by `python benchmarks/oneshot.py -o {path.name} --images {images}`: CIFAR-10, top-1 in % of the first "
+        f"Made by `python benchmarks/oneshot.py -o benchmarks/{path.name} --torch PYTHON --images {images}`: CIFAR-10, top-1 in % of the first "
         f"{images:,} test images; calibration on the first training images, without labels; seed {SEED}; {JOBS} cores that other "
         "work was running on as well, so that CPU seconds say more than seconds. Both are for planning and recovery, as is the "
         "peak memory of the process. `method`: recovered = `compress --calib`; masked = grouped, nothing else; BN statistics = "
