@@ -403,7 +403,7 @@ def measure(args):
 
 def time_engines(tool, engines, shapes, args, folder):
     """Return of each engine: its rows, throughput, warnings, shapes, command, and the summary; all take turns."""
-    rounds = ROUNDS if len(engines) > 1 else 1
+    rounds = max(1, min(ROUNDS, int(args.seconds))) if len(engines) > 1 else 1  # trtexec runs for a second at least
     results = [{"rows": [], "qps": [], "warnings": []} for _ in engines]
     times = os.path.join(folder, "times.json")
     for _ in range(rounds):

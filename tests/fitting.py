@@ -29,6 +29,16 @@ def plan_of(*layers: PlannedLayer) -> Plan:
     return Plan("", "l2", "best", "uniform", 0, {}, "free", Totals(0, 0), Totals(0, 0), layers, ())
 
 
+def batches(*shape: int, name: str = "image", count: int = 3, seed: int = 1) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [{name: rng.standard_normal(shape).astype(np.float32)} for _ in range(count)]
+
+
+# For the residual net of tiny.py.
+RESIDUAL_PLAN = plan_of(grouped("stem", 8, 4, seed=1), grouped("first", 8, 8, seed=2), grouped("last", 8, 8, seed=3))
+RESIDUAL_FEEDS = batches(40, 4, 6, 6)
+
+
 def recover(
     dense: onnx.ModelProto, plan: Plan, feeds: Iterable[Feeds], *, sites: Sequence[Site] | None = None, effort: Effort | None = None
 ) -> Reconstruction:

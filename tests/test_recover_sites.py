@@ -1,5 +1,6 @@
 """Where weights are fitted and to what; and the walk through the graph that gets there."""
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -7,10 +8,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from fitting import outputs
 from numpy.typing import ArrayLike
 from tiny import from_text, residual_net
 
 from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.network import read
+from onnx_gconv.recover.activation import input_strengths
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.reconstruct import Effort, reconstruct
 from onnx_gconv.recover.site import Site, find_sites
@@ -185,6 +189,29 @@ def test_blocks_are_the_groups_that_a_conv_has() -> None:
     assert grouped.inputs.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+@pytest.mark.parametrize(
+    ("body", "clamp"),
+    [
+        ("a = Conv (x, w1, b1) y = Relu (a)", (0.0, math.inf)),
+        ("a = Conv (x, w1, b1) y = Clip (a, low, high)", (-1.0, 6.0)),
+        ("a = Conv (x, w1, b1) y = Clip (a, , high)", (-math.inf, 6.0)),
+        ("a = Conv (x, w1) n = BatchNormalization (a, gamma1, beta1, mean1, var1) y = Relu (n)", (0.0, math.inf)),
+        ("a = Conv (x, w1, b1) s = Add (a, x) y = Relu (s)", (0.0, math.inf)),
+        ("a = Conv (x, w1, b1) y = LeakyRelu (a)", None),
+        ("a = Conv (x, w1, b1) r = Relu (a) y = Mul (r, a)", None),  # who else reads it sees what the Relu cuts off
+        ("a = Conv (x, w1, b1) s = Add (a, x) r = Relu (s) y = Mul (s, r)", None),
+        ("top = ReduceMax <keepdims = 0> (x) a = Conv (x, w1, b1) y = Clip (a, low, top)", None),  # moves with the input
+        ("a = Conv (x, w1, b1) r = MaxPool <kernel_shape = [2, 2]> (a) y = Relu (r)", None),
+        # Not the last of the two that meet: what it should give is its own output, which no Relu reads.
+        ("a = Conv (x, w1, b1) b = Conv (x, w2, b2) r = Sigmoid (b) s = Add (a, r) y = Relu (s)", None),
+    ],
+)
+def test_an_activation_behind_is_seen_where_nothing_else_reads_what_it_cuts_off(
+    body: str, clamp: tuple[float, float] | None
+) -> None:
+    assert sites_of(net(body, low=np.float32(-1), high=np.float32(6)))["a"].clamp == clamp
+
+
 def test_sites_come_in_graph_order() -> None:
     assert list(sites_of(residual_net())) == ["stem", "first", "last"]
 
@@ -310,3 +337,14 @@ def test_only_tensors_that_will_be_read_are_kept(monkeypatch: pytest.MonkeyPatch
     model = net(" ".join(convs), outputs=f"float[N,C,H,W] r{depth - 1}", **tensors)
     refit(model, [{"x": IMAGES}, {"x": IMAGES + 1}])
     assert 2 * 2 * IMAGES.nbytes <= max(peaks) <= 4 * 2 * IMAGES.nbytes
+
+
+def test_the_strength_of_an_input_is_the_root_of_its_mean_square() -> None:
+    model = net("a = Conv (x, w1, b1) r = Relu (a) y = Conv (r, w2, b2)")
+    layers = read(model, {"x": (1, 4, 5, 5)}).layers
+    feeds = [{"x": IMAGES}, {"x": 3 * IMAGES + 1}]
+    found = input_strengths(model, layers, feeds, jobs=2)
+    inputs = np.concatenate([feed["x"] for feed in feeds])
+    inner = np.concatenate([outputs(model, feed, "r")[0] for feed in feeds])
+    for name, values in (("a", inputs), ("y", inner)):
+        np.testing.assert_allclose(found[name], np.sqrt(np.square(values.astype(np.float64)).mean(axis=(0, 2, 3))), rtol=1e-6)

@@ -176,7 +176,9 @@ def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
         default="best",
         help="which channels go together: alternating exact assignment (default), the paper's sort, or no permutation",
     )
-    how.add_argument("--effort", type=int, choices=range(4), default=1, help="how hard --solver best tries (default 1)")
+    how.add_argument(
+        "--effort", type=int, choices=range(4), default=1, help="how hard --solver best and --cost trial try (default 1)"
+    )
     how.add_argument(
         "--sort-rounds",
         type=_natural,

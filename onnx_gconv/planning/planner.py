@@ -193,34 +193,32 @@ def _guided(prepared: Prepared, budget: Budget, guide: Guide, sha256: str, gathe
     """Return the plan by measured costs: of each layer grouped alone, or by trial.
 
     What layers cost alone adds up only while it is little. So a trial judges the plan by those costs beside plans by costs
-    that need no measuring, measures the layers again in the company of the best one, and searches on that. The greater the
-    effort, the more companies. The plan that the guide judges best wins.
+    that need no measuring, and the best wins. With more effort it measures the layers again in the company of the best one,
+    and searches on that; with less it measures nothing but the plans.
     """
-    table = prepared.table
+    table, effort = prepared.table, prepared.request.solver.effort
     assert table is not None
 
     def search(costs: Mapping[tuple[str, int], float]) -> Planned:
         return plan_within(replace(prepared, table=table.priced(costs)), budget, sha256=sha256, gathers_ms=gathers_ms)
 
     unmeasured = [search(_kept_costs(prepared.groupings, cost)) for cost in ("log", "share")]
-    alone = search(guide.costs(prepared.groupings, None))
     if prepared.request.cost == "sensitivity":
-        return alone
-    judged: dict[tuple[PlannedLayer, ...], tuple[float, Planned]] = {}
+        return search(guide.costs(prepared.groupings, None))
+    judged: dict[tuple[PlannedLayer, ...], float] = {}
 
     def best_of(plans: Sequence[Planned]) -> Planned:
         for planned in plans:
             if planned.plan.layers not in judged:
-                judged[planned.plan.layers] = guide.judge(planned.plan), planned
-        return min((judged[planned.plan.layers] for planned in plans), key=lambda pair: pair[0])[1]
+                judged[planned.plan.layers] = guide.judge(planned.plan)
+        return min(plans, key=lambda planned: judged[planned.plan.layers])
 
-    plans = [alone, *unmeasured]
-    companies: list[tuple[PlannedLayer, ...]] = []
-    for effort in range(prepared.request.solver.effort):
-        company = best_of(unmeasured if effort == 1 else plans)
-        if company.plan.layers not in companies:
-            companies.append(company.plan.layers)
-            plans.append(search(guide.costs(prepared.groupings, company.plan)))
+    plans = [*unmeasured]
+    if effort >= 1:
+        plans.append(search(guide.costs(prepared.groupings, None)))
+    companies = [best_of(plans), best_of(unmeasured)][: effort - 1] if effort >= 2 else []
+    for company in {planned.plan.layers: planned for planned in companies}.values():
+        plans.append(search(guide.costs(prepared.groupings, company.plan)))
     return best_of(plans)
 
 

@@ -18,9 +18,9 @@ from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import Feeds, Result, run, session
 from onnx_gconv.solve.grouping import Grouping
 
-SAMPLES = 256  # that layers are fitted to, at most
-PROBES = 64  # of them, whose outputs are measured for every layer and number of groups
-JUDGED = 512  # that a trial is judged on
+SAMPLES = 192  # that layers are fitted to, at most
+PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
+JUDGED = 384  # that a trial is judged on
 # A trial need not find the best weights, only tell plans apart.
 TRIAL_POSITIONS_A_WEIGHT = 40
 TRIAL_RELAXATIONS = 1
