@@ -18,7 +18,7 @@ from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import Feeds, Result, run, session
 from onnx_gconv.solve.grouping import Grouping
 
-SAMPLES = 192  # that layers are fitted to
+SAMPLES = 192  # that layers are fitted to, at most
 PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
 JUDGED = 384  # that a trial is judged on
 # A trial need not find the best weights, only tell plans apart.
@@ -46,7 +46,7 @@ class CalibratedGuide:
             self._model,
             model,
             {**groupings, **(_as_they_are(self._model, groupings) if company is not None else {})},
-            self._calibration.feeds(SAMPLES),
+            self._calibration.feeds(self._fitted_samples),
             probes=self._batches(PROBES),
             effort=self._effort,
             progress=self._progress,
@@ -70,7 +70,7 @@ class CalibratedGuide:
                 self._model,
                 masked,
                 plan_sites(masked, plan),
-                self._calibration.feeds(SAMPLES),
+                self._calibration.feeds(self._fitted_samples),
                 effort=self._effort,
                 progress=self._progress,
             )
@@ -85,13 +85,20 @@ class CalibratedGuide:
 
     def _judged(self) -> Iterator[Feeds]:
         """Yield samples that plans are judged on: such as they are not fitted to, where there are enough."""
-        fitted, judged = self._batches(SAMPLES), self._batches(JUDGED)
+        fitted, judged = self._batches(self._fitted_samples), self._batches(JUDGED)
         seen = 0
         for feeds in islice(self._calibration.feeds(), fitted, fitted + judged):
             seen += 1
             yield feeds
         if seen == 0:
             yield from islice(self._calibration.feeds(), judged)
+
+    @cached_property
+    def _fitted_samples(self) -> int:
+        """How many samples layers are fitted to: two thirds of few, for on those that it was fitted to any plan looks good."""
+        there = self._calibration.data.samples
+        batches = self._batches(self._calibration.samples if there is None else min(there, self._calibration.samples))
+        return min(SAMPLES, self._calibration.batch * max(1, 2 * batches // 3))
 
     def _batches(self, samples: int) -> int:
         return -(-samples // self._calibration.batch)
