@@ -261,8 +261,8 @@ def write(path: Path, headed: Mapping[str, list[Row]], finished: Finished, image
         f"Made by `python benchmarks/oneshot.py -o benchmarks/{path.name} --torch PYTHON --images {images}`: CIFAR-10, top-1 in % "
         f"of the first {images:,} test images; calibration on the first training images, without labels; seed {SEED}; {JOBS} cores "
         "that other work was running on as well, so that CPU seconds say more than seconds. Both are for planning and recovery, "
-        "as is the peak memory of the process. `method`: recovered = `compress --calib`; masked = grouped, nothing else; BN statistics = "
-        "mean and variance of each BatchNormalization measured anew; channels = the weakest inner channels of each residual block "
+        "as is the peak memory of the process. `method`: recovered = `compress --calib`; masked = grouped, nothing else; "
+        "BN statistics = mean and variance of each BatchNormalization measured anew; channels = the weakest inner channels of each residual block "
         "left out (L2 norm of their filters, the same share in every block), all weights fitted by the same closed form; "
         "Torch-Pruning = channels of least L1 magnitude, the same share in every layer (local) or by one ranking (global).\n"
     )
