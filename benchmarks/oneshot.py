@@ -146,7 +146,7 @@ def _compressed(row: Row, model: "onnx.ModelProto", data: "Images") -> "tuple[on
     samples, effort = calibration(data, model, row.samples), Effort(seed=SEED, jobs=JOBS)
     limits = {"max_macs": parse_limit(row.budget)}
     if row.method == "channels":
-        most = resolve_budget(limits, network).max_macs
+        most = resolve_budget(Request(limits=limits), network).max_macs
         assert most is not None
         pruned, left = prune_channels(model, network, most, samples.feeds(), effort=effort)
         return model, pruned, left / macs
@@ -262,8 +262,8 @@ def write(path: Path, headed: Mapping[str, list[Row]], finished: Finished, image
         f"of the first {images:,} test images; calibration on the first training images, without labels; seed {SEED}; {JOBS} cores "
         "that other work was running on as well, so that CPU seconds say more than seconds. Both are for planning and recovery, "
         "as is the peak memory of the process. `method`: recovered = `compress --calib`; masked = grouped, nothing else; "
-        "BN statistics = mean and variance of each BatchNormalization measured anew; channels = the weakest inner channels of each residual block "
-        "left out (L2 norm of their filters, the same share in every block), all weights fitted by the same closed form; "
+        "BN statistics = mean and variance of each BatchNormalization measured anew; channels = the weakest inner channels of "
+        "each residual block left out (L2 norm of their filters, the same share in every block), all weights fitted by the same closed form; "
         "Torch-Pruning = channels of least L1 magnitude, the same share in every layer (local) or by one ranking (global).\n"
     )
     path.write_text(head + "\n".join(page(headed, finished)) + "\n", encoding="utf-8")
