@@ -213,10 +213,13 @@ def test_two_processes_train_as_one_with_the_same_batch(monkeypatch: pytest.Monk
     environment = {**os.environ, **shared, "RANK": "1", "LOCAL_RANK": "1", "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-m", "onnx_gconv", *f"{TUNE} {flags}".split()]
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second:
-        for name, value in {**shared, "RANK": "0", "LOCAL_RANK": "0"}.items():
-            monkeypatch.setenv(name, value)
-        assert "wrote tuned.onnx" in run(f"{TUNE} {flags}")
-        assert second.communicate() == ("", "")  # one process talks for all
+        try:
+            for name, value in {**shared, "RANK": "0", "LOCAL_RANK": "0"}.items():
+                monkeypatch.setenv(name, value)
+            assert "wrote tuned.onnx" in run(f"{TUNE} {flags}")
+            assert second.communicate() == ("", "")  # one process talks for all
+        finally:
+            second.kill()
     assert second.returncode == 0
     alone, together = onnx.load("alone.onnx"), onnx.load("tuned.onnx")
     for tensor in alone.graph.initializer:

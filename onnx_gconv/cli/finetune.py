@@ -117,7 +117,7 @@ def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:
     teacher = _teacher(args, source, plan) if settings.distill > 0 else None
     task = Task(start_model(source.model, plan), plan, teacher, data, source.given_shapes)
     with story.progress("tuning") as progress:
-        listener = Listener(progress, lambda record: story.tell(_told(record, settings, has_labels=data.has_labels)))
+        listener = Listener(progress, lambda record: _tell(record, settings, story, has_labels=data.has_labels))
         tuned = finetune(task, settings, team, output=args.output, resume=args.resume, listener=listener)
     if team.is_first:
         save_atomically(tuned.model, args.output, external_data=has_external_data(source.path))
@@ -175,15 +175,17 @@ def _teacher(args: argparse.Namespace, source: Source, plan: "Plan") -> "onnx.Mo
     return source.model
 
 
-def _told(record: "Record", settings: "Settings", *, has_labels: bool) -> str:
-    parts = [f"epoch {record.epoch}/{settings.epochs}" if record.epoch else "start"]
+def _tell(record: "Record", settings: "Settings", story: Story, *, has_labels: bool) -> None:
+    parts = []
     if record.train_loss is not None:
         parts.append(f"loss {record.train_loss:.4f}")
     if record.validation_loss is not None:
         parts.append(f"validation loss {record.validation_loss:.4f}")
     if record.validation_accuracy is not None:
         parts.append(f"{'accuracy' if has_labels else 'agreement with the dense model'} {record.validation_accuracy:.2%}")
-    return f"{parts[0]}: {', '.join(parts[1:])}  ({record.seconds:.0f} s)"
+    if parts:  # nothing is known of the start where nothing is held back
+        head = f"epoch {record.epoch}/{settings.epochs}" if record.epoch else "start"
+        story.tell(f"{head}: {', '.join(parts)} ({record.seconds:.0f} s)")
 
 
 def _share(text: str) -> float:
