@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
+from oneshot_alternatives import with_fresh_statistics
 
 from onnx_gconv.model.file import load
 from onnx_gconv.model.network import read
@@ -47,19 +48,6 @@ def accuracy(model: onnx.ModelProto, images: np.ndarray, labels: np.ndarray) -> 
     return float((run(model, images, model.graph.output[0].name).argmax(axis=1) == labels).mean())
 
 
-def with_fresh_statistics(model: onnx.ModelProto, images: np.ndarray) -> onnx.ModelProto:
-    """Return the model with every BatchNormalization's mean and variance measured on these images, in graph order."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    tensors = {tensor.name: tensor for tensor in result.graph.initializer}
-    for node in result.graph.node:
-        if node.op_type == "BatchNormalization":
-            values = run(result, images, node.input[0]).astype(np.float64)
-            for name, value in zip(node.input[3:5], (values.mean(axis=(0, 2, 3)), values.var(axis=(0, 2, 3))), strict=True):
-                tensors[name].CopyFrom(onnx.numpy_helper.from_array(value.astype(np.float32), name))
-    return result
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000)
@@ -80,11 +68,12 @@ def main() -> None:
         print(f"| {name} | 100 % | | 0 | 1 | {accuracy(model, test, labels):.1%} | |", flush=True)
         for percent in args.budgets:
             for way, flags in WAYS.items():
-                prepared = prepare(model, network, Request(jobs=2, **flags), lambda *_: None)
-                budget = resolve_budget({"max_macs": parse_limit(f"{percent}%")}, network)
+                request = Request(limits={"max_macs": parse_limit(f"{percent}%")}, jobs=2, **flags)
+                prepared, budget = prepare(model, network, request, lambda *_: None), resolve_budget(request, network)
                 plan = plan_within(prepared, budget, sha256="").plan
                 masked = mask(model, plan)
-                fresh = accuracy(with_fresh_statistics(masked, train), test, labels)
+                feeds = ({model.graph.input[0].name: batch} for batch in np.array_split(train, 10))
+                fresh = accuracy(with_fresh_statistics(masked, feeds), test, labels)
                 groups = max(layer.groups for layer in plan.layers)
                 plain = accuracy(masked, test, labels)
                 print(f"| {name} | {percent} % | {way} | {len(plan.layers)} | {groups} | {plain:.1%} | {fresh:.1%} |", flush=True)

@@ -1,6 +1,6 @@
 """The better solver against the paper's sort, brute force and SciPy, as Markdown tables.
 
-    OPENBLAS_NUM_THREADS=1 python benchmarks/solver.py [SECTION ...] [--matrices 10000] [--cases 1000]
+    OPENBLAS_NUM_THREADS=1 python benchmarks/solver.py [SECTION ...] [--matrices 10000] [--cases 1000] [--jobs 2]
 
 Needs ../shared/zoo, and resnet50.onnx in --arch (`python models/export_architectures.py resnet50 -o /tmp/arch`). Seconds
 are CPU time of one thread, both sides in turn in one process: on a busy machine only their ratio means much.
@@ -8,6 +8,8 @@ are CPU time of one thread, both sides in turn in one process: on a busy machine
 
 import argparse
 import itertools
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -87,8 +89,18 @@ def recovered(seed: int, *, channels: int = 128, groups: int = 16) -> list[float
 
 
 def recovery(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
-    ratios = np.array(list(pool.map(recovered, range(args.matrices), chunksize=50)))
-    header(f"{args.matrices:,} permuted block-diagonal 128x128, G=16", "recovered exactly", "mean ratio", "worst ratio")
+    found: list[list[float]] = []
+    try:
+        for ratio in pool.map(recovered, range(args.matrices), chunksize=50):
+            found.append(ratio)
+            if len(found) % 500 == 0:
+                print(f"{len(found):,} of {args.matrices:,} matrices", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:  # minutes of work are worth a table of what is done
+        print(f"stopped after {len(found):,} of {args.matrices:,} matrices", file=sys.stderr, flush=True)
+        if not found:
+            raise
+    ratios = np.array(found)
+    header(f"{len(found):,} permuted block-diagonal 128x128, G=16", "recovered exactly", "mean ratio", "worst ratio")
     for name, column in zip(("paper, N_S=10", "best, effort 0", "best, effort 1"), ratios.T, strict=True):
         exact = column > 1 - ROUNDING
         row(name, f"{exact.sum():,} ({exact.mean():.2%})", f"{column.mean():.4f}", f"{column.min():.4f}")
@@ -226,11 +238,12 @@ def main() -> None:
     parser.add_argument("--matrices", type=int, default=10_000, help="permuted block-diagonal matrices to recover")
     parser.add_argument("--cases", type=int, default=1000, help="small matrices to solve by brute force, of each distribution")
     parser.add_argument("--assignments", type=int, default=20, help="balanced assignments of each size")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--effort-2", action="store_true", help="try effort 2 on the zoo as well")
     parser.add_argument("--zoo", type=Path, default=ZOO)
     parser.add_argument("--arch", type=Path, default=Path("/tmp/arch"))
     args = parser.parse_args()
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(args.jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
         for name in args.sections or SECTIONS:
             print(f"\n## {name}\n", flush=True)
             started = time.perf_counter()

@@ -43,3 +43,7 @@ class DependencyError(GconvError):
 
 class OutputError(GconvError):
     """A result could not be written."""
+
+
+class DeployError(GconvError):
+    """A runner, its host or what it measured: something is missing there, unreachable or malformed."""

@@ -74,6 +74,11 @@ def evaluate(
         on_progress(tally.samples, total if total is not None else limit, "samples")
     if not tally.samples:
         raise DataError(f"'{data.name}' gave no samples.", hint="check the data and --limit")
+    if tally.logits is None and not tally.gaps:
+        raise ModelError(
+            "the two models have no output of floating-point numbers in common, so there is nothing to compare.",
+            hint="only tensors can be compared: cut off a last step that makes strings, sequences or maps",
+        )
     return tally.evaluation()
 
 

@@ -1,14 +1,15 @@
 """The plan: what to do to each Conv, and its file. The seam between deciding and doing."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnx_gconv.errors import PlanError
+from onnx_gconv.fields import Complaint, Fields
 
 FORMAT = 1
+MALFORMED = Complaint(PlanError, "re-run `onnx-gconv plan`")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Plan:
     solver: str
     search: str
     seed: int
-    budget: Mapping[str, int]
+    budget: Mapping[str, int | float]
     gathers: str
     before: Totals
     after: Totals
@@ -101,24 +102,22 @@ def read_json(path: Path) -> object:
 
 def from_json(data: object, path: str) -> Plan:
     """Return the plan that parsed JSON stands for; `path` is for the messages."""
-    top = _Fields(data, path)
+    top = Fields(data, path, MALFORMED)
     if top.integer("format") != FORMAT:
         raise PlanError(f"{path}: format {top.integer('format')} is not known.", hint=f"this version reads format {FORMAT}")
-    budget = _Fields(top.any("budget"), f"{path}: budget")
-    layers = [_Fields(item, f"{path}: layers[{i}]") for i, item in enumerate(top.items("layers"))]
-    skipped = [_Fields(item, f"{path}: skipped[{i}]") for i, item in enumerate(top.items("skipped"))]
+    budget = top.inner("budget")
     plan = Plan(
         source_sha256=top.string("source_sha256"),
         criterion=top.string("criterion"),
         solver=top.string("solver"),
         search=top.string("search"),
         seed=top.integer("seed"),
-        budget={name: budget.integer(name) for name in budget.names()},
+        budget={name: budget.number(name) if name.endswith("_ms") else budget.integer(name) for name in budget.names()},
         gathers=top.string("gathers"),
-        before=_totals(_Fields(top.any("before"), f"{path}: before")),
-        after=_totals(_Fields(top.any("after"), f"{path}: after")),
-        layers=tuple(_layer(fields) for fields in layers),
-        skipped=tuple(SkippedConv(fields.string("name"), fields.string("reason")) for fields in skipped),
+        before=_totals(top.inner("before")),
+        after=_totals(top.inner("after")),
+        layers=tuple(_layer(fields) for fields in top.rows("layers")),
+        skipped=tuple(SkippedConv(fields.string("name"), fields.string("reason")) for fields in top.rows("skipped")),
     )
     names = [layer.name for layer in plan.layers]
     for name in names:
@@ -127,11 +126,11 @@ def from_json(data: object, path: str) -> Plan:
     return plan
 
 
-def _totals(fields: "_Fields") -> Totals:
+def _totals(fields: Fields) -> Totals:
     return Totals(fields.integer("params"), None if fields.any("macs") is None else fields.integer("macs"))
 
 
-def _layer(fields: "_Fields") -> PlannedLayer:
+def _layer(fields: Fields) -> PlannedLayer:
     fields = fields.named(fields.string("name"))
     layer = PlannedLayer(
         name=fields.string("name"),
@@ -140,8 +139,8 @@ def _layer(fields: "_Fields") -> PlannedLayer:
         in_channels=fields.integer("in_channels"),
         groups=fields.integer("groups"),
         kept=fields.number("kept"),
-        in_order=fields.order("in_order", "in_channels"),
-        out_order=fields.order("out_order", "out_channels"),
+        in_order=_order(fields, "in_order", "in_channels"),
+        out_order=_order(fields, "out_order", "out_channels"),
     )
     if layer.groups < 1 or layer.in_channels % layer.groups or layer.out_channels % layer.groups:
         raise PlanError(
@@ -152,64 +151,11 @@ def _layer(fields: "_Fields") -> PlannedLayer:
     return layer
 
 
-class _Fields:
-    """A JSON object whose fields are read with their type checked; `where` begins every message."""
-
-    def __init__(self, data: object, where: str) -> None:
-        if not isinstance(data, dict):
-            raise PlanError(f"{where}: expected an object, found {_kind(data)}.", hint="re-run `onnx-gconv plan`")
-        self._data = data
-        self.where = where
-
-    def named(self, name: str) -> "_Fields":
-        return _Fields(self._data, f"{self.where} {name!r}")
-
-    def names(self) -> list[str]:
-        return list(self._data)
-
-    def any(self, field: str) -> object:
-        if field not in self._data:
-            raise PlanError(f"{self.where}: the field {field!r} is missing.", hint="re-run `onnx-gconv plan`")
-        return self._data[field]
-
-    def string(self, field: str) -> str:
-        value = self.any(field)
-        if not isinstance(value, str):
-            raise self._wrong(field, "a string", value)
-        return value
-
-    def integer(self, field: str) -> int:
-        value = self.any(field)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self._wrong(field, "a whole number", value)
-        return value
-
-    def number(self, field: str) -> float:
-        value = self.any(field)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            raise self._wrong(field, "a number", value)
-        return float(value)
-
-    def items(self, field: str) -> list[object]:
-        value = self.any(field)
-        if not isinstance(value, list):
-            raise self._wrong(field, "a list", value)
-        return value
-
-    def order(self, field: str, channels_field: str) -> tuple[int, ...]:
-        values, channels = self.items(field), self.integer(channels_field)
-        if [type(value) for value in values] != [int] * channels or sorted(values) != list(range(channels)):  # type: ignore[type-var]
-            raise PlanError(
-                f"{self.where}: {field!r} is not an order of {channels} channels (each of 0 to {channels - 1} once).",
-                hint="re-run `onnx-gconv plan` or mend the field",
-            )
-        return tuple(value for value in values if isinstance(value, int))
-
-    def _wrong(self, field: str, wanted: str, value: object) -> PlanError:
-        return PlanError(
-            f"{self.where}: {field!r} must be {wanted}, not {_kind(value)}.", hint="re-run `onnx-gconv plan` or mend the field"
+def _order(fields: Fields, field: str, channels_field: str) -> tuple[int, ...]:
+    values, channels = fields.items(field), fields.integer(channels_field)
+    if [type(value) for value in values] != [int] * channels or sorted(values) != list(range(channels)):  # type: ignore[type-var]
+        raise fields.wrong(
+            f"{field!r} is not an order of {channels} channels (each of 0 to {channels - 1} once)",
+            "re-run `onnx-gconv plan` or mend the field",
         )
-
-
-def _kind(value: object) -> str:
-    return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
+    return tuple(value for value in values if isinstance(value, int))

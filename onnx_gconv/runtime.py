@@ -1,9 +1,9 @@
 """ONNX Runtime: sessions, and seeded inputs to feed them."""
 
-import tempfile
+import ctypes
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,7 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
-from onnx_gconv.model.file import data_bytes, save
+from onnx_gconv.model.apart import is_large_model, written_apart
 from onnx_gconv.model.shapes import Shape, free_inputs, input_shapes
 
 Feeds = dict[str, NDArray[np.generic]]
@@ -20,7 +20,6 @@ Result = object  # an array, or a list or dict of them for sequences and maps
 # Tried in this order for dynamic axes: small first, larger ones for models that pool many times.
 SMALL_SIZES = (64, 32, 128, 224, 256, 320, 512, 640)
 TENSORS_A_RUN = 64  # inner tensors fetched at once, to bound memory
-LARGEST_IN_MEMORY_BYTES = 2**25
 QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
 
 
@@ -29,34 +28,39 @@ def session(model: onnx.ModelProto, *, threads: int = 0) -> ort.InferenceSession
 
     With 0 threads ONNX Runtime takes as many as there are cores.
     """
-    return session_once(lambda: model, threads=threads)
+    return _session(lambda: model, threads=threads, is_lean=False)
 
 
-def session_once(make: Callable[[], onnx.ModelProto], *, threads: int = 0) -> ort.InferenceSession:
-    """Return a session of a model that is made for it and, if large, gone before ONNX Runtime copies the weights.
+def lean_session(make: Callable[[], onnx.ModelProto]) -> ort.InferenceSession:
+    """Return a CPU session for a few runs; a large model is made for it, and gone before ONNX Runtime copies the weights."""
+    return _session(make, threads=0, is_lean=True)
 
-    A large model goes by way of files, which ONNX Runtime maps; above 2 GiB that is the only way.
-    """
+
+def release_freed_memory() -> None:
+    """Give what ended sessions freed back to the system, where the C library would keep it: of a large model, its size."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; musl has none and keeps little
+        if trim is not None:
+            trim(0)
+
+
+def _session(make: Callable[[], onnx.ModelProto], *, threads: int, is_lean: bool) -> ort.InferenceSession:
     model = make()
-    if data_bytes(model) <= LARGEST_IN_MEMORY_BYTES:
-        return _session(model.SerializeToString(), threads)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            save(model, path, external_data=True)
-            del model
-            return _session(str(path), threads)
-    except OSError as error:
-        raise ModelError(
-            f"a temporary copy of the model cannot be written: {error.strerror or error}.",
-            hint="free some space in the temporary folder, or set TMPDIR to another one",
-        ) from error
-
-
-def _session(source: str | bytes, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = QUIET
+    if not is_large_model(model):
+        return _load(model.SerializeToString(), options)
+    if is_lean:
+        # All but the changes of layout, which hold every weight a second time.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.enable_cpu_mem_arena = False  # one small output would keep the whole arena alive
+    with written_apart(model) as path:  # ONNX Runtime maps these files; above 2 GiB they are the only way
+        del model
+        return _load(str(path), options)
+
+
+def _load(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base class but Exception

@@ -45,16 +45,16 @@ def compare_latency(dense: onnx.ModelProto, result: onnx.ModelProto, feeds: Feed
 def time_models(models: Sequence[onnx.ModelProto], feeds: Feeds, *, seconds: float) -> list[float]:
     """Return the median milliseconds of each model on the same inputs, with one thread.
 
-    All models take turns for about this many seconds. With one thread ONNX Runtime works in the calling thread, whose CPU
-    time is counted: a wall clock gave impossible ratios under load.
+    All models take turns for about this many seconds of CPU time, so that a busy machine does not mean fewer runs. With one
+    thread ONNX Runtime works in the calling thread, whose CPU time is counted: a wall clock gave impossible ratios under load.
     """
     sessions = [session(model, threads=1) for model in models]
     for active in sessions:
         for _ in range(WARM_UP):
             active.run(None, feeds)
     seen: list[list[float]] = [[] for _ in models]
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(seen[0]) < LEAST_RUNS:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until or len(seen[0]) < LEAST_RUNS:
         for active, times in zip(sessions, seen, strict=True):
             times.append(_run_ms(active, feeds))
     return [statistics.median(times) for times in seen]

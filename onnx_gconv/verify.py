@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx_gconv.errors import VerifyError
 from onnx_gconv.model.shapes import Shape, free_inputs
 from onnx_gconv.model.shell import shell
-from onnx_gconv.runtime import Feeds, Result, feed_batches, run, session_once, with_outputs
+from onnx_gconv.runtime import Feeds, Result, feed_batches, lean_session, release_freed_memory, run, with_outputs
 
 Order = NDArray[np.int64]
 Item = TypeVar("Item")
@@ -189,7 +189,9 @@ def _differences(
     """Return the worst difference of each output, or of each inner tensor. One model after the other: memory is dear."""
     names = None if inner is None else list(inner)
     one = _watch(first, names, how)
+    release_freed_memory()
     two = _watch(second, names, how, like=one)
+    release_freed_memory()
     seen: dict[str, list[Difference]] = {}
     for expected, found in zip(one.results, two.results, strict=True):
         for name in expected:
@@ -211,7 +213,7 @@ def _watch(source: Source, names: Sequence[str] | None, how: Sampling, *, like: 
             require_same_interface(like.structure, structures[0])
         return model
 
-    active = session_once(make)
+    active = lean_session(make)
     (structure,) = structures
     if like is not None:
         feeds = like.feeds

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -397,8 +397,13 @@ DISK_FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def test_a_full_disk_leaves_everything_as_it_was(command: str, rewriting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if rewriting:
         succeed(command.replace("--groups 2", "--groups 4").format("out"))
-    for writer in ("write_bytes", "write_text"):
-        monkeypatch.setattr(Path, writer, _fail_with(DISK_FULL))
+
+    def half_a_model(model: onnx.ModelProto) -> Iterator[bytes]:
+        yield model.SerializeToString()[:100]
+        raise DISK_FULL
+
+    monkeypatch.setattr("onnx_gconv.model.file.serialised", half_a_model)
+    monkeypatch.setattr(Path, "write_text", _fail_with(DISK_FULL))
     refuse(command.format("out"), "No space left on device", "nothing was written")
 
 
@@ -454,7 +459,7 @@ def interrupt(command: str) -> None:
 @pytest.mark.parametrize(
     "moment",
     [
-        "onnx_gconv.model.file.load",
+        "onnx_gconv.model.file.load_with_data_files",
         "onnx_gconv.planning.planner.make_plan",
         "onnx_gconv.rewrite.group.carry_out",
         "onnx_gconv.verify.verify",

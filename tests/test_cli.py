@@ -33,7 +33,8 @@ PLAN_LAYER_KEYS = {"name", "label", "out_channels", "in_channels", "groups", "ke
 REPORT_KEYS = {
     *("format", "model", "output", "before", "after", "budget", "budget_met", "layers", "skipped"),
     *("gathers", "verify", "recovery", "latency", "seconds"),
-    "search",  # beyond the design: cost, bound and gap of the search (docs/contracts.md)
+    # Beyond the design (docs/contracts.md): how good the search is, accuracy, and what the times of the layers promise.
+    *("search", "evaluation", "predicted_latency"),
 }
 COST_KEYS = {"params", "macs", "flops", "bytes", "nodes"}
 REPORT_LAYER_KEYS = {"name", "label", "groups", "kept", "macs_before", "macs_after"}

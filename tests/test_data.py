@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from tiny import conv_net
+from tiny import conv_net, write_module
 
 from onnx_gconv.data.batch import Batch, Data, fixed_batch, rebatch
 from onnx_gconv.data.open import open_data
@@ -67,9 +67,7 @@ def hint_of(error: pytest.ExceptionInfo[DataError]) -> str:
 
 
 def write_function(text: str, *, module: str) -> str:
-    Path(f"{module}.py").write_text("import numpy as np\n" + text, encoding="utf-8")
-    sys.modules.pop(module, None)
-    importlib.invalidate_caches()
+    write_module(module, text)
     return f"{module}:batches"
 
 
@@ -361,6 +359,13 @@ def test_a_missing_file_and_one_that_may_not_be_read_are_refused(monkeypatch: py
     monkeypatch.setattr(zipfile, "ZipFile", forbid)
     with pytest.raises(DataError, match=r"cannot read 'data.npz': Permission denied"):
         opened("data.npz")
+
+
+def test_a_file_that_is_replaced_after_it_was_opened_is_refused() -> None:
+    data = opened(saved(image=IMAGES))
+    saved(other=IMAGES)
+    with pytest.raises(DataError, match=r"damaged: .*no item named 'image.npy'"):
+        consume(data)
 
 
 # --- what the text names --------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path, monkeypa
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # no picture: it takes longer than all the rest
     (tmp_path / "models").mkdir()
-    for name in ("digits.onnx", "digits_test.npz", "digits_calib.npz"):
+    for name in ("digits.onnx", "digits_calib.npz", "digits_test.npz"):
         shutil.copy(ROOT / "models" / name, tmp_path / "models")
     monkeypatch.chdir(tmp_path)
     assert INSTALL.split(" && ")[2].removeprefix(".venv/bin/") in [command for command, _ in session()]
@@ -125,6 +125,12 @@ def test_every_key_of_the_files_is_in_the_contracts(tmp_path: Path, monkeypatch:
     lines += [gconv("inspect", "net.onnx", "--json").out, gconv("verify", "small.onnx", "small.onnx", "--json").out]
     np.savez("data.npz", image=np.ones((2, 3, 8, 8), np.float32), labels=np.zeros(2, np.int64))
     lines.append(gconv("evaluate", "net.onnx", "--data", "data.npz", "--reference", "small.onnx", "--json").out)
+    quick = ("--runner", "ort-cpu", "--seconds", "0.05", "--json")
+    lines += [
+        gconv("bench", "net.onnx", *quick).out,
+        gconv("bench", "net.onnx", *quick, "--sweep", "--timing-out", "table.json").out,
+    ]
+    lines += [gconv("export", "small.onnx", "--target", "tx2", "-o", "tx2.onnx", "--json").out]
     named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")))
     assert {key for line in lines for key in keys(json.loads(line))} <= named
 

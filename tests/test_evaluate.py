@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from tiny import Finished, conv_net, gconv, listing, save
+from tiny import Finished, conv_net, gconv, listing, save, write_module
 
 from onnx_gconv.cli.main import build_parser
 from onnx_gconv.cli.options import preprocessing
@@ -262,6 +262,12 @@ def test_a_reference_that_is_another_kind_of_model_is_refused(
         evaluated(model, reference=reference, x=LOGITS)
 
 
+def test_models_without_floating_point_outputs_cannot_be_compared() -> None:
+    model = net("ids = ArgMax <axis = 1> (x)", outputs="int64[N,K] ids")
+    with pytest.raises(ModelError, match="no output of floating-point numbers in common"):
+        evaluated(model, reference=model, x=LOGITS)
+
+
 def test_a_shape_that_only_onnx_runtime_refuses_gets_a_hint_about_the_data() -> None:
     model = net("w = Constant <value = float[3] {1.0, 2.0, 3.0}> () y = Add (x, w)")
     with pytest.raises(ModelError, match="cannot run the model on inputs x 50x8") as error:
@@ -270,9 +276,7 @@ def test_a_shape_that_only_onnx_runtime_refuses_gets_a_hint_about_the_data() -> 
 
 
 def test_data_that_gives_nothing_at_the_second_call_is_refused() -> None:
-    text = "import numpy as np\nonce = iter([(np.ones((1, 8)), [0])])\ndef batches():\n    return once\n"
-    Path("used_up.py").write_text(text, encoding="utf-8")
-    importlib.invalidate_caches()
+    write_module("used_up", "once = iter([(np.ones((1, 8)), [0])])\ndef batches():\n    return once\n")
     data = open_data("used_up:batches", net(), preprocessing=Preprocessing())
     with pytest.raises(DataError, match="'used_up:batches' gave no samples"):
         evaluate(net(), data)
@@ -280,13 +284,8 @@ def test_data_that_gives_nothing_at_the_second_call_is_refused() -> None:
 
 def test_progress_counts_samples_and_knows_the_total_where_there_is_one() -> None:
     np.savez("data.npz", x=LOGITS, labels=LABELS)
-    Path("endless.py").write_text(
-        "import numpy as np\ndef batches():\n    while True:\n        yield np.ones((30, 8)), np.zeros(30, int)\n", encoding="utf-8"
-    )
-    Path("short.py").write_text(
-        "import numpy as np\ndef batches():\n    yield np.ones((30, 8)), np.zeros(30, int)\n", encoding="utf-8"
-    )
-    importlib.invalidate_caches()
+    write_module("endless", "def batches():\n    while True:\n        yield np.ones((30, 8)), np.zeros(30, int)\n")
+    write_module("short", "def batches():\n    yield np.ones((30, 8)), np.zeros(30, int)\n")
     for text, limit, expected in (
         ("data.npz", None, [(50, 120), (100, 120), (120, 120)]),
         ("data.npz", 70, [(50, 70), (70, 70)]),

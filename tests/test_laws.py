@@ -14,7 +14,8 @@ FLOW = {
     "errors": set(),
     "native_output": set(),
     "files": {"errors"},
-    "plan": {"errors"},
+    "fields": {"errors"},
+    "plan": {"errors", "fields"},
     "solve": {"solve", "errors"},
     "search": {"search", "errors", "native_output"},
     "model": {"model", "errors", "files", "native_output"},
@@ -24,9 +25,11 @@ FLOW = {
     "data": {"data", "errors", "model", "runtime"},
     "verify": {"errors", "model", "runtime"},
     "evaluate": {"data", "errors", "runtime", "verify"},
+    "recover": {"recover", "data", "errors", "evaluate", "model", "plan", "rewrite", "runtime", "solve", "verify"},
     "timing": {"runtime"},
     "torch": {"torch", "data", "errors", "files", "model", "plan", "rewrite", "runtime", "verify"},
-    "report": {"report", "model", "plan", "planning", "verify", "evaluate", "timing", "errors"},
+    "deploy": {"deploy", "errors", "fields", "files", "model", "runtime", "search"},
+    "report": {"report", "model", "plan", "planning", "recover", "search", "verify", "evaluate", "timing", "deploy", "errors"},
 }
 
 

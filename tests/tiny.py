@@ -4,7 +4,9 @@ Opset 17 and IR version 8 are set by hand: what onnx writes by default is newer 
 """
 
 import contextlib
+import importlib
 import io
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,40 @@ def conv_net(*, channels: int = 8, size: int | str = 8, seed: int = 0) -> onnx.M
     for number, shape in enumerate([(c, 3, 3, 3), (c, c, 3, 3), (c, c, 1, 1), (4, c)], start=1):
         set_tensor(model, f"w{number}", rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:])))
         set_tensor(model, f"b{number}", rng.standard_normal(shape[0]) / 4)
+    return model
+
+
+# A stem and a residual block on its output: everything that stream correction is about.
+RESIDUAL_NET = """
+residual (float[N,4,6,6] image) => (float[N,8,6,6] out) {
+    stem = Conv <pads = [1, 1, 1, 1]> (image, w0, b0)
+    stream = Relu (stem)
+    first = Conv <pads = [1, 1, 1, 1]> (stream, w1, b1)
+    inner = Relu (first)
+    last = Conv <pads = [1, 1, 1, 1]> (inner, w2, b2)
+    total = Add (last, stream)
+    out = Relu (total)
+}
+"""
+
+
+def residual_net(*, seed: int = 0) -> onnx.ModelProto:
+    """Return Conv 4->8, then a block of two Convs 8->8 around an Add, all 3x3: [N,4,6,6] -> [N,8,6,6]."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for number, shape in enumerate([(8, 4, 3, 3), (8, 8, 3, 3), (8, 8, 3, 3)]):
+        tensors[f"w{number}"] = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+        tensors[f"b{number}"] = rng.standard_normal(shape[0]) / 4
+    return from_text(RESIDUAL_NET, **tensors)
+
+
+def from_text(graph: str, **tensors: ArrayLike) -> onnx.ModelProto:
+    """Return a graph written as ONNX text as a model with these initializers; float64 becomes float32."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    for name, value in tensors.items():
+        array = np.asarray(value)
+        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return model
 
 
@@ -79,6 +115,13 @@ def save_external(model: onnx.ModelProto, path: Path, *, data: str = "weights.bi
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     onnx.save_model(copy, str(path), save_as_external_data=True, location=data, size_threshold=0)
     return path
+
+
+def write_module(name: str, text: str) -> None:
+    """Write a Python module into the current directory, to be imported afresh whatever an earlier test called so."""
+    Path(f"{name}.py").write_text(f"import numpy as np\n{text}", encoding="utf-8")
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from onnx_gconv.cli import options
+from onnx_gconv.cli.recovering import open_calibration, recovered
 from onnx_gconv.cli.rewriting import rewrite
 from onnx_gconv.cli.source import open_source, tensor_shapes
 from onnx_gconv.cli.story import Story
@@ -17,6 +18,9 @@ all the same was tuned without its masks held; it is refused.
 
   onnx-gconv apply model.onnx plan.json -o grouped.onnx
   onnx-gconv apply tuned.onnx plan.json -o grouped.onnx
+  onnx-gconv apply model.onnx plan.json --calib images.npz -o grouped.onnx
+
+With --calib the weights that are left are fitted to what MODEL does on these samples, so MODEL must be the original.
 """
 
 
@@ -30,15 +34,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="drop weights outside the plan's groups, though MODEL is not the model that was planned",
     )
+    options.add_calibration(parser)
+    options.add_data_flags(parser)
     options.add_lowering(parser)
     options.add_verifying(parser)
     options.add_seed(parser)
+    options.add_jobs(parser)
     parser.set_defaults(run=partial(run, parser))
 
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.refuse_overwriting(args, args.output, parser)
-    from onnx_gconv.model.file import has_external_data, save_atomically, sha256
+    from onnx_gconv.model.file import save_atomically, sha256
     from onnx_gconv.plan import read_plan
     from onnx_gconv.rewrite.mask import dropped_share
 
@@ -52,8 +59,16 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             "(sum of absolute values) where the plan drops it.",
             hint="if it was tuned, tune it again with the zeros of the masked model held; --allow-drop drops that weight",
         )
-    rewritten = rewrite(source, plan, args, story, tensor_shapes(source))
-    save_atomically(rewritten.grouped, args.output, external_data=has_external_data(source.path))
+    calibration = open_calibration(source, args)
+    shapes = tensor_shapes(source)
+    if calibration is not None:
+        source, recovery = recovered(source, plan, calibration, args, story)
+        story.tell(
+            f"recovered on {recovery.samples} samples: output error {recovery.output_error_before:.3f} masked, "
+            f"{recovery.output_error_after:.3f} fitted"
+        )
+    rewritten = rewrite(source, plan, args, story, shapes)
+    save_atomically(rewritten.grouped, args.output, external_data=source.has_external_data)
     story.tell(
         f"wrote {args.output}: {rewritten.convs} Convs grouped, {rewritten.gathers[1]} Gathers, "
         f"dropped {100 * dropped:.6g}% of their weight (sum of absolute values)"

@@ -2,34 +2,35 @@
 
 import argparse
 import time
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
-from onnx_gconv.cli.plan import feasible_plans, searched
-from onnx_gconv.cli.rewriting import Rewritten, rewrite
+from onnx_gconv.cli.attempting import Attempts
+from onnx_gconv.cli.plan import predicted, searched
+from onnx_gconv.cli.recovering import open_calibration, recovered, with_strengths
+from onnx_gconv.cli.rewriting import rewrite
 from onnx_gconv.cli.source import Source, default_output, open_source, read_network
 from onnx_gconv.cli.story import Story
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import onnx
 
-    from onnx_gconv.model.network import Network
+    from onnx_gconv.data.batch import Data
+    from onnx_gconv.evaluate import Evaluation
     from onnx_gconv.plan import Plan
-    from onnx_gconv.planning.planner import Planned
-    from onnx_gconv.planning.request import Request
     from onnx_gconv.report.record import Cost
-    from onnx_gconv.timing import Latency
 
 TEACH = """\
 Plan, group, verify, write and report. Writes OUT.onnx, OUT.plan.json and OUT.report.json, all or nothing.
 
   onnx-gconv compress model.onnx --max-flops 50%
   onnx-gconv compress model.onnx --max-params 1.2M --exclude head -o small.onnx
+  onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --eval test.npz
+
+With --calib the weights that are left are fitted, layer by layer, to what the dense model does on these samples. That
+brings most of the accuracy back without labels or training, and the search measures what each layer can bear.
 """
 
 
@@ -40,6 +41,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "-o", "--output", type=Path, metavar="OUT", help="the model to write (default <stem>.gconv.onnx beside MODEL)"
     )
     options.add_choosing(parser)
+    options.add_calibration(parser)
+    parser.add_argument(
+        "--eval", metavar="DATA", help="print the accuracy on this data before and after (without labels: how often both agree)"
+    )
+    options.add_data_flags(parser)
     options.add_lowering(parser)
     options.add_verifying(parser)
     parser.add_argument(
@@ -49,24 +55,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=partial(run, parser))
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One plan carried out: what `compress` may write."""
-
-    planned: "Planned"
-    rewritten: Rewritten
-    latency: "Latency | None"  # None where it is not measured
-
-    @property
-    def is_slower(self) -> bool:
-        return self.latency is not None and self.latency.ratio > 1
-
-
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
     requests = options.requests(args)
+    from onnx_gconv.data.open import open_data
     from onnx_gconv.files import staged
-    from onnx_gconv.model.file import bytes_on_disk, has_external_data, save
+    from onnx_gconv.model.file import save
     from onnx_gconv.plan import to_json as plan_json
     from onnx_gconv.planning.bounds import layer_bounds
     from onnx_gconv.report.record import Cost, Outcome
@@ -78,25 +72,44 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     started = time.perf_counter()
     source = open_source(args)
     network = read_network(source, story)
+    calibration = open_calibration(source, args)
+    requests = with_strengths(requests, source, network, calibration)
+    judged = None if args.eval is None else open_data(args.eval, source.model, preprocessing=options.preprocessing(args))
     read_done = time.perf_counter()
-    attempt = _attempt(source, network, requests, args, story)
-    plan, rewritten = attempt.planned.plan, attempt.rewritten
+    attempt = Attempts(source, network, args, story).first_good(requests, calibration)
+    plan, rewritten, recovery = attempt.planned.plan, attempt.rewritten, None
+    planned_done = time.perf_counter()
+    if calibration is not None:
+        fitted, recovery = recovered(source, plan, calibration, args, story)
+        rewritten = rewrite(fitted, plan, args, story, network.shapes)
+    recovery_done = time.perf_counter()
+    evaluation = None if judged is None else _evaluate(source, rewritten.grouped, judged, story)
     solve, search = attempt.planned.solve_seconds, attempt.planned.search_seconds
-    rest = time.perf_counter() - read_done - solve - search
+    seconds = {
+        "read": read_done - started,
+        "solve": solve,
+        "search": search,
+        "rewrite_and_verify": planned_done - read_done - solve - search,
+        "recover": recovery_done - planned_done,
+        "evaluate": time.perf_counter() - recovery_done,
+    }
     with staged(output.parent) as staging:
-        save(rewritten.grouped, staging / output.name, external_data=has_external_data(source.path))
+        size = save(rewritten.grouped, staging / output.name, external_data=source.has_external_data)
         count = network.count
         outcome = Outcome(
             model=str(source.path),
             output=str(output),
-            before=Cost(count.params, count.macs, bytes_on_disk(source.path), len(source.model.graph.node)),
-            after=_cost(source, rewritten.grouped, bytes_on_disk(staging / output.name)),
+            before=Cost(count.params, count.macs, source.bytes_on_disk, len(source.model.graph.node)),
+            after=_cost(source, rewritten.grouped, size),
             gathers=rewritten.gathers,
             gather_reasons=rewritten.reasons,
             latency=attempt.latency,
+            predicted=attempt.planned.prediction,
             search=None if attempt.planned.found is None else attempt.planned.found.as_dict(),
             verification=rewritten.verification,
-            seconds={"read": read_done - started, "solve": solve, "search": search, "rewrite_and_verify": rest},
+            recovery=recovery,
+            evaluation=evaluation,
+            seconds=seconds,
         )
         _require_counts(outcome.after, plan)
         report = report_json(outcome, plan, network)
@@ -108,90 +121,25 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         from onnx_gconv.report.tables import print_outcome, print_plan, print_skipped
 
         if args.verbose:
-            print_plan(plan, layer_bounds(source.model, network, plan))
+            print_plan(plan, layer_bounds(source.model, network, plan, requests[0]))
             print_skipped([(conv.name, conv.reason) for conv in plan.skipped], title="Convs that stay as they are")
         print_outcome(outcome)
     stem = output.with_suffix("")
     if attempt.planned.found is not None:
         story.tell(searched(attempt.planned.found))
+    if attempt.planned.prediction is not None:
+        story.tell(predicted(attempt.planned.prediction))
     more = "" if args.verbose else "; -v lists them"
     story.tell(f"grouped {len(plan.layers)} of {len(plan.layers) + len(plan.skipped)} Convs{more}")
     story.tell(f"wrote {output}, {stem}.plan.json, {stem}.report.json")
     return 0
 
 
-def _attempt(source: Source, network: "Network", requests: "list[Request]", args: argparse.Namespace, story: Story) -> Attempt:
-    """Return the first plan that is not slower than the model; for a target that is not measured, the first plan."""
-    from onnx_gconv.errors import LatencyError
+def _evaluate(source: Source, grouped: "onnx.ModelProto", data: "Data", story: Story) -> "Evaluation":
+    from onnx_gconv.evaluate import evaluate
 
-    slow: list[Attempt] = []
-    with story.progress("solving") as progress:
-        for planned in feasible_plans(source, network, requests, story, progress):
-            attempt = _carry_out(source, network, planned, args, story)
-            if not attempt.is_slower:
-                return attempt
-            slow.append(attempt)
-    best = min(slow, key=_ratio)
-    for thinner in _thinned(best, network):
-        story.tell(
-            f"{_ratio(best):.0%} of the dense time: {len(best.planned.plan.layers) - len(thinner.plan.layers)} layers back to dense"
-        )
-        attempt = _carry_out(source, network, thinner, args, story)
-        if not attempt.is_slower:
-            return attempt
-    if args.force:
-        story.warn(f"slower than the model, {_ratio(best):.2f} of its time, and written because of --force")
-        return best
-    raise LatencyError(
-        f"grouping makes this model no faster on this CPU: {_ratio(best):.2f} of the dense time at best, within the budget.",
-        hint="a looser budget, or fewer layers with --include; --force writes all the same",
-    )
-
-
-def _ratio(attempt: Attempt) -> float:
-    assert attempt.latency is not None
-    return attempt.latency.ratio
-
-
-def _carry_out(source: Source, network: "Network", planned: "Planned", args: argparse.Namespace, story: Story) -> Attempt:
-    rewritten = rewrite(source, planned.plan, args, story, network.shapes)
-    latency = None
-    if args.target == "ort-cpu" and not args.no_verify:
-        import numpy as np
-
-        from onnx_gconv.runtime import random_feeds
-        from onnx_gconv.timing import compare_latency
-
-        feeds = random_feeds(source.model, network.input_shapes, np.random.default_rng(args.seed))
-        latency = compare_latency(source.model, rewritten.grouped, feeds)
-        story.detail(f"with --gathers {planned.plan.gathers}: {latency.ratio:.3f} of the dense time")
-    return Attempt(planned, rewritten, latency)
-
-
-def _thinned(attempt: Attempt, network: "Network") -> "Iterator[Planned]":
-    """Yield the plan with ever more of its layers dense, those first that save least for what they read and write.
-
-    Only as far as the budget allows: it is a promise, too.
-    """
-    from onnx_gconv.planning.planner import without
-    from onnx_gconv.search.budget import Budget
-
-    plan = attempt.planned.plan
-    layers = {layer.name: layer for layer in network.layers}
-
-    def worth(name: str) -> float:
-        layer = layers[name]
-        return (layer.macs or 0) / max(1, layer.in_channels + layer.out_channels)
-
-    ranked = sorted((layer.name for layer in plan.layers), key=worth)
-    for share in (4, 2):
-        thinner = without(plan, network, set(ranked[: len(ranked) // share]), "grouping it does not pay on this CPU")
-        if (
-            thinner.layers
-            and len(thinner.layers) < len(plan.layers)
-            and Budget(**plan.budget).allows(thinner.after.params, thinner.after.macs)
-        ):
-            yield replace(attempt.planned, plan=thinner, found=None)
+    with story.progress("evaluating") as progress:
+        return evaluate(grouped, data, reference=source.model, on_progress=progress)
 
 
 def _cost(source: Source, model: "onnx.ModelProto", size: int) -> "Cost":

@@ -28,7 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder to write into")
     parser.add_argument("--points", type=options.positive, default=12, metavar="N", help="how many budgets (default 12)")
     parser.add_argument("--by", choices=("macs", "params"), default="macs", help="what the budgets limit (default macs)")
-    options.add_method(parser)
+    options.add_method(parser, measured=False)
     options.add_json(parser)
     parser.set_defaults(run=run)
 

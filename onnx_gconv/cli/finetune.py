@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
+from onnx_gconv.cli.recovering import open_calibration, recovered
 from onnx_gconv.cli.source import Source, open_source
 from onnx_gconv.cli.story import Story
 from onnx_gconv.errors import DataError, DependencyError, TrainingError
@@ -25,6 +26,7 @@ ready for `apply`. MODEL is the original model (then its weights are masked firs
 from them; without, from the outputs of the dense model. Ctrl-C ends it early and keeps the best so far.
 
   onnx-gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx
+  onnx-gconv finetune model.onnx plan.json --calib images.npz --data images.npz -o tuned.onnx
   onnx-gconv finetune masked.onnx plan.json --teacher model.onnx --data unlabelled.npz -o tuned.onnx
   torchrun --nproc-per-node 4 -m onnx_gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx
 """
@@ -39,6 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the tuned model to write")
     _add_learning(parser)
     _add_running(parser)
+    options.add_calibration(parser)
     options.add_data_flags(parser)
     parser.set_defaults(run=partial(run, parser))
 
@@ -83,6 +86,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     running.add_argument("--amp", action="store_true", help="compute in half precision where that is safe: faster on GPUs")
     running.add_argument("--resume", action="store_true", help="go on after the last finished epoch of the same command")
     options.add_seed(parser)
+    options.add_jobs(parser)
 
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -106,7 +110,7 @@ def _require_torch() -> None:
 
 def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:
     from onnx_gconv.data.open import open_data
-    from onnx_gconv.model.file import has_external_data, save_atomically
+    from onnx_gconv.model.file import save_atomically
     from onnx_gconv.plan import read_plan
     from onnx_gconv.torch.finetuning import Listener, Task, finetune, metrics_beside
 
@@ -115,22 +119,33 @@ def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:
     data = open_data(args.data, source.model, preprocessing=options.preprocessing(args))
     settings = _settings(args, data)
     teacher = _teacher(args, source, plan) if settings.distill > 0 else None
-    task = Task(start_model(source.model, plan), plan, teacher, data, source.given_shapes)
+    start = start_model(source, plan, args, story)
+    task = Task(start, plan, teacher, data, source.given_shapes)
     with story.progress("tuning") as progress:
         listener = Listener(progress, lambda record: _tell(record, settings, story, has_labels=data.has_labels))
         tuned = finetune(task, settings, team, output=args.output, resume=args.resume, listener=listener)
     if team.is_first:
-        save_atomically(tuned.model, args.output, external_data=has_external_data(source.path))
+        save_atomically(tuned.model, args.output, external_data=source.has_external_data)
         ended = "interrupted; --resume goes on. " if tuned.interrupted else ""
         story.tell(f"{ended}wrote {args.output}: the weights of epoch {tuned.best.epoch}, and {metrics_beside(args.output)}")
     return 130 if tuned.interrupted else 0
 
 
-def start_model(model: "onnx.ModelProto", plan: "Plan") -> "onnx.ModelProto":
-    """Return the masked model that the training starts from."""
+def start_model(source: Source, plan: "Plan", args: argparse.Namespace, story: Story) -> "onnx.ModelProto":
+    """Return the masked model that the training starts from, its weights recovered first if there is --calib."""
     from onnx_gconv.rewrite.mask import mask
 
-    return mask(model, plan)
+    calibration = open_calibration(source, args)
+    if calibration is None:
+        return mask(source.model, plan)
+    if _is_masked(source, plan):
+        raise TrainingError(
+            f"'{source.path}' is masked already, so --calib cannot fit it to what the dense model does.",
+            hint="give the dense model as MODEL, or leave out --calib",
+        )
+    fitted, recovery = recovered(source, plan, calibration, args, story)
+    story.tell(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
+    return fitted.model
 
 
 def _settings(args: argparse.Namespace, data: "Data") -> "Settings":
@@ -160,19 +175,24 @@ def _settings(args: argparse.Namespace, data: "Data") -> "Settings":
 def _teacher(args: argparse.Namespace, source: Source, plan: "Plan") -> "onnx.ModelProto":
     """Return the dense model to learn from."""
     from onnx_gconv.model.file import load
-    from onnx_gconv.rewrite.mask import dropped_share
     from onnx_gconv.verify import require_same_interface
 
     if args.teacher is not None:
         teacher = load(args.teacher)
         require_same_interface(source.model, teacher)
         return teacher
-    if plan.layers and dropped_share(source.model, plan) == 0:
+    if _is_masked(source, plan):
         raise TrainingError(
             f"'{source.path}' is masked already, so it cannot teach what the dense model knew.",
             hint="name the dense model with --teacher, or learn from labels alone with --distill 0",
         )
     return source.model
+
+
+def _is_masked(source: Source, plan: "Plan") -> bool:
+    from onnx_gconv.rewrite.mask import dropped_share
+
+    return bool(plan.layers) and dropped_share(source.model, plan) == 0
 
 
 def _tell(record: "Record", settings: "Settings", story: Story, *, has_labels: bool) -> None:

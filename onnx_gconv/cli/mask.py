@@ -29,7 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.refuse_overwriting(args, args.output, parser)
-    from onnx_gconv.model.file import has_external_data, save_atomically
+    from onnx_gconv.model.file import save_atomically
     from onnx_gconv.plan import read_plan
     from onnx_gconv.rewrite.mask import dropped_share, mask
 
@@ -37,7 +37,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     plan = read_plan(args.plan)
     source = open_source(args)
     rewritten = rewrite(source, plan, args, story, tensor_shapes(source))
-    save_atomically(mask(source.model, plan), args.output, external_data=has_external_data(source.path))
+    save_atomically(mask(source.model, plan), args.output, external_data=source.has_external_data)
     story.tell(
         f"wrote {args.output}: {rewritten.convs} Convs masked, {dropped_share(source.model, plan):.1%} of their weight "
         f"(sum of absolute values) zeroed"

@@ -34,12 +34,16 @@ def command(
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
+    add_input_shape(parser)
+
+
+def add_input_shape(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input-shape",
         action="append",
         default=[],
         metavar="[NAME=]1x3x224x224",
-        help="the input shape to count MACs and verify at; needed where axes are dynamic (else: batch 1, 224 pixels)",
+        help="the input shape to count MACs, verify and measure at; needed where axes are dynamic (else: batch 1, 224 pixels)",
     )
 
 
@@ -65,6 +69,12 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_natural, default=0, metavar="N", help="seed of everything random (default 0)")
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes or threads (default: all cores)"
+    )
 
 
 def add_data_flags(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +105,17 @@ def preprocessing(args: argparse.Namespace) -> "Preprocessing":
     return Preprocessing(args.resize, args.crop, args.scale, args.mean or (), args.std or (), args.channel_order)
 
 
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name calibration data; `add_data_flags` says how images are read."""
+    recovery = parser.add_argument_group("recovery", "on unlabelled samples, with linear algebra; no training")
+    recovery.add_argument(
+        "--calib", metavar="DATA", help="samples like those the model was made for, some hundred or more; " + DATA_HELP
+    )
+    recovery.add_argument(
+        "--calib-samples", type=positive, default=1000, metavar="N", help="use at most the first N of them (default 1000)"
+    )
+
+
 def add_choosing(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose the number of groups of each layer."""
     budget = parser.add_argument_group(
@@ -103,6 +124,12 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     budget.add_argument("--max-flops", metavar="LIMIT", help="floating-point operations, 2 x MACs")
     budget.add_argument("--max-macs", metavar="LIMIT", help="multiply-accumulates")
     budget.add_argument("--max-params", metavar="LIMIT", help="parameters")
+    budget.add_argument(
+        "--max-latency",
+        metavar="LIMIT",
+        help="time on a device, 60%% of what the model takes or 3.5ms; needs --timing, or --target ort-cpu to time the layers now",
+    )
+    budget.add_argument("--timing", type=Path, metavar="FILE", help="the table that `bench --sweep` has written")
     rule = parser.add_argument_group("rule", "instead of a search under a budget").add_mutually_exclusive_group()
     rule.add_argument("--groups", type=positive, metavar="G", help="G groups wherever that is legal")
     rule.add_argument(
@@ -114,11 +141,11 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     rule.add_argument(
         "--group-config", type=Path, metavar="FILE", help="the numbers of groups of a plan, or of the paper's authors' JSON"
     )
-    add_method(parser)
+    add_method(parser, measured=True)
 
 
-def add_method(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which layers to group and how to solve and search."""
+def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
+    """Add the flags that say which layers to group and how to solve and search; `measured` where there may be --calib."""
     layers = parser.add_argument_group("layers")
     layers.add_argument("--include", type=_regex, metavar="REGEX", help="group only layers whose layer or node name matches")
     layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="leave layers whose layer or node name matches")
@@ -132,15 +159,16 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     layers.add_argument(
         "--target",
         choices=("generic", "ort-cpu", "tensorrt"),
-        default="generic",
-        help="offer only groups of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there (default generic: any)",
+        help="offer only groups of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there (default generic: any; "
+        "with --timing the device that was measured)",
     )
     how = parser.add_argument_group("method")
     how.add_argument(
         "--criterion",
-        choices=("l2", "l1"),
+        choices=("l2", "l1", *(("activation",) if measured else ())),
         default="l2",
-        help="importance of a kernel: its L2 norm (default, as in the paper) or L1 norm",
+        help="importance of a kernel: its L2 norm (default, as in the paper), its L1 norm"
+        + (", or, with --calib, its L2 norm times the strength of its input" if measured else ""),
     )
     how.add_argument(
         "--solver",
@@ -148,7 +176,9 @@ def add_method(parser: argparse.ArgumentParser) -> None:
         default="best",
         help="which channels go together: alternating exact assignment (default), the paper's sort, or no permutation",
     )
-    how.add_argument("--effort", type=int, choices=range(4), default=1, help="how hard --solver best tries (default 1)")
+    how.add_argument(
+        "--effort", type=int, choices=range(4), default=1, help="how hard --solver best and --cost trial try (default 1)"
+    )
     how.add_argument(
         "--sort-rounds",
         type=_natural,
@@ -164,9 +194,14 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--cost",
-        choices=("log", "share"),
-        default="log",
-        help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept",
+        choices=("log", "share", *(("sensitivity", "trial") if measured else ())),
+        help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept"
+        + (
+            "; with --calib also sensitivity, how far the outputs move when one layer alone is grouped and fitted, or trial, "
+            "several of these, the one whose plan recovers best (default with --calib)"
+            if measured
+            else ""
+        ),
     )
     how.add_argument(
         "--gathers",
@@ -175,27 +210,39 @@ def add_method(parser: argparse.ArgumentParser) -> None:
         "residual stream, Gathers only inside blocks; none: no Gather (default: free for target generic, else the first of none, "
         "shared, free that meets the budget)",
     )
-    how.add_argument(
-        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes for solving (default: all cores)"
-    )
+    add_jobs(parser)
     add_seed(parser)
 
 
 def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Leave with a usage error when nothing says how much to compress."""
-    if not any((args.max_flops, args.max_macs, args.max_params, args.groups, args.max_group_channels, args.group_config)):
+    budgets = (args.max_flops, args.max_macs, args.max_params, args.max_latency)
+    if not any((*budgets, args.groups, args.max_group_channels, args.group_config)):
         parser.error("say how much: for example --max-flops 50%, --max-params 1.2M, or --groups 2")
+    if args.max_latency and args.timing is None and args.target != "ort-cpu":
+        parser.error("--max-latency needs times: --timing FILE from `bench --sweep`, or --target ort-cpu to time the layers now")
+    check_measured(args, parser)
+
+
+def check_measured(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Leave with a usage error when something is to be measured and there is no data."""
+    if getattr(args, "calib", None) is None:
+        for flag, needs in (("cost", ("sensitivity", "trial")), ("criterion", ("activation",))):
+            if getattr(args, flag) in needs:
+                parser.error(f"--{flag} {getattr(args, flag)} is measured on data: give --calib DATA")
 
 
 def request(args: argparse.Namespace) -> "Request":
     """Return what the flags of `add_choosing` or `add_method` ask for."""
     from onnx_gconv.planning.request import Request
-    from onnx_gconv.search.budget import parse_limit
+    from onnx_gconv.search.budget import parse_latency, parse_limit
     from onnx_gconv.solve.layer import Solver
 
     limits = {
         name: parse_limit(getattr(args, name)) for name in ("max_params", "max_macs", "max_flops") if getattr(args, name, None)
     }
+    if getattr(args, "max_latency", None):
+        limits["max_latency_ms"] = parse_latency(args.max_latency)
     return Request(
         limits=limits,
         groups=getattr(args, "groups", None),  # `explore` has no budget and no rule
@@ -204,11 +251,11 @@ def request(args: argparse.Namespace) -> "Request":
         include=args.include,
         exclude=args.exclude,
         min_group_channels=args.min_group_channels,
-        target=args.target,
+        target=args.target or "generic",
         criterion=args.criterion,
         solver=Solver(args.solver, args.sort_rounds, args.effort, args.seed),
         search=args.search,
-        cost=args.cost,
+        cost=args.cost or ("trial" if getattr(args, "calib", None) else "log"),
         gathers=args.gathers or "free",
         seed=args.seed,
         jobs=args.jobs,
@@ -218,7 +265,12 @@ def request(args: argparse.Namespace) -> "Request":
 def requests(args: argparse.Namespace) -> "list[Request]":
     """Return what the flags ask for, one request for each way of Gathers that may be tried, the fastest first."""
     first = request(args)
-    if args.gathers is not None or args.target == "generic":
+    if args.target is None and args.timing is not None:
+        from onnx_gconv.cli.sweeping import target_of
+        from onnx_gconv.deploy.cost_table import read_table
+
+        first = replace(first, target=target_of(read_table(args.timing).bench.runner))
+    if args.gathers is not None or first.target == "generic":
         return [first]
     return [replace(first, gathers=way) for way in ("none", "shared", "free")]
 
@@ -226,6 +278,17 @@ def requests(args: argparse.Namespace) -> "list[Request]":
 def positive(text: str) -> int:
     """Return a whole number from 1 on."""
     return _whole(text, least=1)
+
+
+def positive_number(text: str) -> float:
+    """Return a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
 
 
 def _natural(text: str) -> int:

@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
+from onnx_gconv.cli.recovering import guide, open_calibration, with_strengths
 from onnx_gconv.cli.source import Source, open_source, read_network
 from onnx_gconv.cli.story import Story
+from onnx_gconv.cli.sweeping import with_latencies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from onnx_gconv.model.network import Network
-    from onnx_gconv.planning.planner import Planned
+    from onnx_gconv.planning.planner import GathersMs, Guide, Planned
     from onnx_gconv.planning.request import Request
     from onnx_gconv.planning.solving import Progress
     from onnx_gconv.search.exact import Found
+    from onnx_gconv.search.latency import Prediction
 
 TEACH = """\
 Choose the number of groups of each Conv and which channels go together; write it as a plan, one layer a line.
@@ -33,6 +36,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     options.add_model(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN", help="the plan file to write; - for stdout")
     options.add_choosing(parser)
+    options.add_calibration(parser)
+    options.add_data_flags(parser)
     options.add_json(parser)
     parser.set_defaults(run=partial(run, parser))
 
@@ -48,8 +53,12 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     story = Story(args)
     source = open_source(args)
     network = read_network(source, story)
+    calibration = open_calibration(source, args)
+    requests = with_strengths(requests, source, network, calibration)
+    requests, gathers_ms = with_latencies(requests, source, network, args, story)
     with story.progress("solving") as progress:
-        planned = next(feasible_plans(source, network, requests, story, progress))
+        guided = guide(source, calibration, args, progress)
+        planned = next(feasible_plans(source, network, requests, story, progress, guide=guided, gathers_ms=gathers_ms))
     plan = planned.plan
     text = to_json(plan)
     if str(args.output) == "-":
@@ -61,20 +70,49 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         return 0
     from onnx_gconv.report.tables import print_plan, print_skipped, print_totals
 
-    print_plan(plan, layer_bounds(source.model, network, plan) if args.verbose else {})
+    print_plan(plan, layer_bounds(source.model, network, plan, requests[0]) if args.verbose else {})
     if args.verbose:
         print_skipped([(conv.name, conv.reason) for conv in plan.skipped], title="Convs that stay as they are")
     print_totals(dict(vars(plan.before)), dict(vars(plan.after)))
     if planned.found is not None:
         story.tell(searched(planned.found))
+    if planned.prediction is not None:
+        story.tell(predicted(planned.prediction))
     story.tell(f"wrote {args.output}: {len(plan.layers)} layers to group, {len(plan.skipped)} Convs as they are")
     return 0
 
 
 def feasible_plans(
-    source: Source, network: "Network", requests: "list[Request]", story: Story, progress: "Progress"
+    source: Source,
+    network: "Network",
+    requests: "list[Request]",
+    story: Story,
+    progress: "Progress",
+    *,
+    guide: "Guide | None",
+    gathers_ms: "GathersMs | None",
 ) -> "Iterator[Planned]":
-    """Yield the plan of each request that has one; if none has, fail as the last one did, which asks least."""
+    """Yield the plan of each request that has one; if none has, fail as the last one did, which asks least.
+
+    Under a budget of time all ways of Gathers compete, since each one's time is predicted: the one of least cost comes first.
+    """
+    plans = _feasible_plans(source, network, requests, story, progress, guide=guide, gathers_ms=gathers_ms)
+    if "max_latency_ms" in requests[0].limits:
+        yield from sorted(plans, key=lambda planned: planned.found.cost if planned.found is not None else 0.0)
+    else:
+        yield from plans
+
+
+def _feasible_plans(
+    source: Source,
+    network: "Network",
+    requests: "list[Request]",
+    story: Story,
+    progress: "Progress",
+    *,
+    guide: "Guide | None",
+    gathers_ms: "GathersMs | None",
+) -> "Iterator[Planned]":
     from onnx_gconv.errors import BudgetError, ModelError
     from onnx_gconv.model.file import sha256
     from onnx_gconv.planning.planner import make_plan
@@ -84,7 +122,9 @@ def feasible_plans(
     found = 0
     for request in requests:
         try:
-            planned = make_plan(source.model, network, request, sha256=digest, progress=progress)
+            planned = make_plan(
+                source.model, network, request, sha256=digest, progress=progress, gathers_ms=gathers_ms, guide=guide
+            )
         except (BudgetError, ModelError) as error:
             story.detail(f"with --gathers {request.gathers}: {error}")
             failure = error
@@ -103,3 +143,11 @@ def searched(found: "Found") -> str:
     if known["gap"] == 0:
         return f"search: cost {found.cost:.4f}, proven to be the least within the budget"
     return f"search: cost {found.cost:.4f}; time ran out, the least is proven to be at least {found.bound:.4f}"
+
+
+def predicted(prediction: "Prediction") -> str:
+    """Return one sentence on what the model should take."""
+    return (
+        f"predicted on {prediction.runner}: {prediction.after_ms:.4g} ms, {prediction.ratio:.1%} of {prediction.before_ms:.4g} ms "
+        f"(Gathers {prediction.gathers_ms:.3g} ms)"
+    )

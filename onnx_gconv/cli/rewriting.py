@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli.source import Source
@@ -9,7 +10,7 @@ from onnx_gconv.cli.story import Story
 from onnx_gconv.errors import ModelError, VerifyError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import onnx
 
@@ -30,14 +31,28 @@ class Rewritten:
 
 
 def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story, shapes: "Mapping[str, Shape]") -> Rewritten:
-    """Return the grouped model, after ONNX's checker, and a run of it and of the masked one, have found it right."""
+    """Return the grouped model, after a run of it and of the masked one, and ONNX's checker, have found it right."""
     from onnx_gconv.model.check import check
     from onnx_gconv.model.constants import Constants
     from onnx_gconv.rewrite.fit import fit
     from onnx_gconv.rewrite.group import carry_out, placement_of
 
     placement = placement_of(source.model, plan, shapes=shapes)
-    grouped = carry_out(source.model, plan, placement, lowering=getattr(args, "lowering", "group"))
+
+    @cache
+    def make_grouped() -> "onnx.ModelProto":
+        return carry_out(source.model, plan, placement, lowering=getattr(args, "lowering", "group"))
+
+    verification = None
+    if args.no_verify:
+        story.warn("not verified: --no-verify was given")
+    else:
+        inner = {layer.name: placement.read.get(layer.name) for layer in plan.layers}
+        try:
+            verification = _verify(source, plan, make_grouped, args.seed, inner)
+        except (ModelError, VerifyError) as error:
+            raise type(error)(str(error), hint=f"{error.hint}; --no-verify writes without the check") from error
+    grouped = make_grouped()
     convs = len(fit(source.model, plan, Constants(source.model)))
     gathers = 2 * convs, _count(grouped, "Gather") - _count(source.model, "Gather")
     reasons = tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.gathers)
@@ -46,14 +61,6 @@ def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story
     remark = check(grouped, source.model)
     if remark:
         story.detail(f"note: {remark}")
-    if args.no_verify:
-        story.warn("not verified: --no-verify was given")
-        return Rewritten(grouped, None, convs, gathers, reasons)
-    try:
-        inner = {layer.name: placement.read.get(layer.name) for layer in plan.layers}
-        verification = _verify(source, plan, grouped, args.seed, inner)
-    except (ModelError, VerifyError) as error:
-        raise type(error)(str(error), hint=f"{error.hint}; --no-verify writes without the check") from error
     return Rewritten(grouped, verification, convs, gathers, reasons)
 
 
@@ -62,8 +69,9 @@ def _count(model: "onnx.ModelProto", kind: str) -> int:
 
 
 def _verify(
-    source: Source, plan: "Plan", grouped: "onnx.ModelProto", seed: int, inner: "dict[str, Order | None]"
+    source: Source, plan: "Plan", grouped: "Callable[[], onnx.ModelProto]", seed: int, inner: "dict[str, Order | None]"
 ) -> "Verification":
+    """Return the outcome. The grouped model is made when the masked one has run and is gone: memory is dear."""
     from onnx_gconv.rewrite.mask import mask
     from onnx_gconv.verify import default_tolerance, verify
 

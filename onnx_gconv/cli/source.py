@@ -16,20 +16,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A model file, its content, and the shapes the user gave for its inputs."""
+    """A model file, its content, the shapes the user gave for its inputs, and the files beside it that hold weights."""
 
     path: Path
     model: "onnx.ModelProto"
     given_shapes: "dict[str, Shape]"
+    data_files: tuple[Path, ...]
+
+    @property
+    def has_external_data(self) -> bool:
+        return bool(self.data_files)
+
+    @property
+    def bytes_on_disk(self) -> int:
+        return sum(path.stat().st_size for path in (self.path, *self.data_files))
 
 
 def open_source(args: argparse.Namespace) -> Source:
     """Return the model that MODEL and --input-shape name."""
-    from onnx_gconv.model.file import load
+    from onnx_gconv.model.file import load_with_data_files
     from onnx_gconv.model.shapes import parse_input_shapes
 
-    model = load(args.model)
-    return Source(args.model, model, parse_input_shapes(args.input_shape, model))
+    model, data_files = load_with_data_files(args.model)
+    return Source(args.model, model, parse_input_shapes(args.input_shape, model), data_files)
 
 
 def tensor_shapes(source: Source) -> "dict[str, Shape]":

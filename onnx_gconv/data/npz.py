@@ -148,8 +148,8 @@ def _reading(path: str) -> Iterator[None]:
         raise DataError(f"there is no file '{path}'.", hint="check the path") from error
     except OSError as error:
         raise DataError(f"cannot read '{path}': {error.strerror or error}.", hint="check the file and its permissions") from error
-    # By compression method and version: RuntimeError for encrypted members, NotImplementedError for unknown methods.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+    # RuntimeError: encrypted, or compressed by an unknown method. KeyError: replaced by another file since it was opened.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError) as error:
         raise _damaged(path, str(error)) from error
 
 

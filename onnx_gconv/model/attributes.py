@@ -1,5 +1,7 @@
 """Parameters of nodes, which the opsets keep now in attributes, now in constant inputs."""
 
+import math
+
 import onnx
 
 from onnx_gconv.model.constants import Constants
@@ -8,6 +10,20 @@ from onnx_gconv.model.constants import Constants
 def integer(node: onnx.NodeProto, name: str, default: int) -> int:
     """Return an integer attribute."""
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
+
+
+def floating(node: onnx.NodeProto, name: str, default: float) -> float:
+    """Return a floating-point attribute."""
+    return next((float(attribute.f) for attribute in node.attribute if attribute.name == name), default)
+
+
+def clip_range(node: onnx.NodeProto, constants: Constants) -> tuple[float, float] | None:
+    """Return a Clip's least and largest value; None if one is not constant."""
+    if any(name and not constants.is_constant(name) for name in node.input[1:3]):
+        return None
+    low, high = (floating(node, name, default) for name, default in (("min", -math.inf), ("max", math.inf)))
+    bounds = [float(constants.value(name)) if name else None for name in [*node.input[1:3], "", ""][:2]]
+    return low if bounds[0] is None else bounds[0], high if bounds[1] is None else bounds[1]
 
 
 def axes(node: onnx.NodeProto, constants: Constants) -> list[int] | None:

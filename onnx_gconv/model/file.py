@@ -11,6 +11,7 @@ from onnx.external_data_helper import load_external_data_for_model, uses_externa
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.files import staged
+from onnx_gconv.model.stream import serialised
 
 # Inputs and outputs that a node has at least; others have one output.
 LEAST_ARITY = {"Conv": (2, 1), "ConvTranspose": (2, 1), "Gemm": (2, 1), "MatMul": (2, 1)}
@@ -23,6 +24,11 @@ LARGEST_MESSAGE_BYTES = 2**31 - 2**24
 
 def load(path: Path) -> onnx.ModelProto:
     """Return the model in the file, external data included."""
+    return load_with_data_files(path)[0]
+
+
+def load_with_data_files(path: Path) -> tuple[onnx.ModelProto, tuple[Path, ...]]:
+    """Return the model in the file, external data included, and the files that held this data."""
     if path.is_dir():
         raise ModelError(f"'{path}' is a folder, not an ONNX file.", hint="name the .onnx file inside it")
     try:
@@ -44,7 +50,7 @@ def load(path: Path) -> onnx.ModelProto:
     # Protobuf reads many a stray file as an empty message.
     if not model.graph.node or not model.opset_import:
         raise ModelError(f"'{path}' holds no ONNX graph with nodes.", hint="export or download it again")
-    external = external_files(model)
+    external = _external_files(model)
     try:
         load_external_data_for_model(model, str(path.parent))
     except Exception as error:  # onnx raises its checker's error, OSError or ValueError, by version
@@ -54,7 +60,7 @@ def load(path: Path) -> onnx.ModelProto:
             hint="put the data file beside the model, under the name it had when it was exported",
         ) from error
     _require_sound(model, path)
-    return model
+    return model, tuple(path.parent / name for name in external)
 
 
 def _require_sound(model: onnx.ModelProto, path: Path) -> None:
@@ -83,7 +89,7 @@ def _require_sound(model: onnx.ModelProto, path: Path) -> None:
             )
 
 
-def external_files(model: onnx.ModelProto) -> tuple[str, ...]:
+def _external_files(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the names of the data files that a just parsed model refers to."""
     return tuple(
         sorted(
@@ -96,11 +102,6 @@ def external_files(model: onnx.ModelProto) -> tuple[str, ...]:
             }
         )
     )
-
-
-def has_external_data(path: Path) -> bool:
-    """Return whether the model in the file keeps weights in other files."""
-    return bool(external_files(onnx.load(str(path), format="protobuf", load_external_data=False)))
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -119,31 +120,27 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def bytes_on_disk(path: Path) -> int:
-    """Return the size of the model file and the data files it refers to."""
-    model = onnx.load(str(path), format="protobuf", load_external_data=False)
-    return path.stat().st_size + sum((path.parent / name).stat().st_size for name in external_files(model))
-
-
-def save(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> None:
-    """Write the model, and `<name>.data` beside it when asked to or when one file cannot hold it.
+def save(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> int:
+    """Write the model, and `<name>.data` beside it when asked to or when one file cannot hold it; return the bytes written.
 
     Not atomic by itself: write into a `staged` folder.
     """
     if external_data or data_bytes(model) > LARGEST_MESSAGE_BYTES:
+        data = path.with_name(f"{path.name}.data")
         onnx.save_model(
             model,
             str(path),
             format="protobuf",
             save_as_external_data=True,
             all_tensors_to_one_file=True,
-            location=f"{path.name}.data",
+            location=data.name,
         )
         # onnx leaves the references in the model: put the data back, the caller still owns it.
         load_external_data_for_model(model, str(path.parent))
-        return
+        return path.stat().st_size + (data.stat().st_size if data.exists() else 0)  # no tensor may be large enough for it
     try:
-        path.write_bytes(model.SerializeToString(deterministic=True))
+        with path.open("wb") as file:
+            return sum(file.write(piece) for piece in serialised(model))
     except EncodeError as error:
         raise ModelError(f"'{path.name}' cannot be serialised: {error}.", hint="report this model") from error
 

@@ -77,6 +77,11 @@ def _hint(axis: int, rank: int, spatial: int) -> int:
     return CHANNEL_HINT if axis == 1 and rank >= 4 else spatial
 
 
+def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
+    """Return the inputs with an axis that the model leaves open, the batch too."""
+    return [value.name for value in free_inputs(model) if None in (declared_shape(value) or [None])]
+
+
 def has_dynamic_axes(model: onnx.ModelProto, given: Mapping[str, Shape]) -> bool:
     """Return whether any axis but the batch is dynamic and not given: then MACs rest on a hint."""
     return any(None in (declared_shape(value) or [])[1:] for value in free_inputs(model) if value.name not in given)

@@ -29,6 +29,12 @@ def shell(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
+def is_large(tensor: onnx.TensorProto) -> bool:
+    """Return whether a shell leaves out the tensor's data."""
+    elements: int = math.prod(tensor.dims)
+    return elements > SMALL_ELEMENTS
+
+
 def _copy_constant(node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
     copy.op_type, copy.name, copy.domain = node.op_type, node.name, node.domain
     copy.output.extend(node.output)
@@ -42,7 +48,7 @@ def _copy_constant(node: onnx.NodeProto, copy: onnx.NodeProto) -> None:
 
 
 def _copy_tensor(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
-    if math.prod(tensor.dims) <= SMALL_ELEMENTS:
+    if not is_large(tensor):
         target.CopyFrom(tensor)
         return
     target.name, target.data_type = tensor.name, tensor.data_type

@@ -16,6 +16,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnx_gconv.model.constants import Constants, inner_graphs, outer_reads
 from onnx_gconv.model.shell import shell
+from onnx_gconv.model.stream import copy_field
 
 # graphsurgeon prints its warnings to stdout, which belongs to our result.
 G_LOGGER.severity = G_LOGGER.ERROR
@@ -48,10 +49,10 @@ class Surgery:
         self._names.add(candidate)
         return candidate
 
-    def constant(self, name: str, value: NDArray[np.generic]) -> gs.Constant:
+    def constant(self, name: str, value: NDArray[np.generic]) -> gs.Tensor:
         """Return a constant tensor of this very name; it replaces one that the model may have under it."""
         self._values[name] = value
-        return gs.Constant(name, value)
+        return self.tensor(name)
 
     def value(self, tensor: gs.Tensor) -> NDArray[np.generic]:
         """Return the value of a constant: one made here, or one that the model stores."""
@@ -59,9 +60,10 @@ class Surgery:
             return self._values[tensor.name]
         return self._constants.value(tensor.name)
 
-    def tensor(self, name: str) -> gs.Constant:
+    def tensor(self, name: str) -> gs.Tensor:
         """Return the constant that was made under this name."""
-        return gs.Constant(name, self._values[name])
+        # By name only: nodes and tensors refer to each other, so the graph outlives this edit until Python collects cycles.
+        return gs.Variable(name)
 
     def variable(self, name: str) -> gs.Variable:
         """Return a new tensor under a unique name."""
@@ -78,21 +80,18 @@ class Surgery:
         self.graph.nodes.insert(index if before is not None else index + 1, new)
 
     def finish(self) -> onnx.ModelProto:
-        """Return the edited model: the source but for the nodes and constants that changed or became unused."""
+        """Return the edited model: the source but for the nodes and constants that changed or became unused.
+
+        The end of the edit: each constant goes as its copy in the model is made, so that no weight is held twice.
+        """
         source = self._source.graph
         nodes = [self._node(node) for node in self.graph.nodes if not self._is_replaced(node)]
         used_before = set(_reads(source.node)) | {value.name for value in source.output}
         nodes, used = _without_orphans(nodes, used_before, {value.name for value in source.output})
-        replaced = {tensor.name for tensor in source.initializer} & self._values.keys()
-        tensors = [
-            numpy_helper.from_array(self._values[tensor.name], tensor.name) if tensor.name in replaced else tensor
-            for tensor in source.initializer
-            if tensor.name in used or tensor.name not in used_before
-        ]
-        new = [
-            numpy_helper.from_array(value, name) for name, value in self._values.items() if name not in replaced and name in used
-        ]
-        return self._assemble(nodes, tensors, new)
+        kept = [tensor for tensor in source.initializer if tensor.name in used or tensor.name not in used_before]
+        stored = {tensor.name for tensor in source.initializer}
+        new = [name for name in self._values if name in used and name not in stored]
+        return self._assemble(nodes, kept, new)
 
     def _is_replaced(self, node: gs.Node) -> bool:
         """Return whether a Constant node's output is now an initializer under the same name."""
@@ -122,34 +121,30 @@ class Surgery:
             proto.metadata_props.extend(origin.metadata_props)
         return proto
 
-    def _assemble(
-        self, nodes: list[onnx.NodeProto], tensors: list[onnx.TensorProto], new: list[onnx.TensorProto]
-    ) -> onnx.ModelProto:
+    def _take(self, name: str) -> onnx.TensorProto:
+        return numpy_helper.from_array(self._values.pop(name), name)
+
+    def _assemble(self, nodes: list[onnx.NodeProto], kept: list[onnx.TensorProto], new: list[str]) -> onnx.ModelProto:
         source = self._source
         result = onnx.ModelProto()
         for field, value in source.ListFields():
             if field.name != "graph":
-                _copy_field(result, field.name, value)
-        present = {name for node in nodes for name in node.output} | {tensor.name for tensor in tensors}
+                copy_field(result, field.name, value)
+        present = {name for node in nodes for name in node.output} | {tensor.name for tensor in kept}
         constants = {tensor.name for tensor in source.graph.initializer}
         for field, value in source.graph.ListFields():
             if field.name not in ("node", "initializer", "input", "value_info"):
-                _copy_field(result.graph, field.name, value)
+                copy_field(result.graph, field.name, value)
         # An initializer that was listed as an input and is gone leaves the inputs too.
         result.graph.input.extend(v for v in source.graph.input if v.name not in constants or v.name in present)
         result.graph.value_info.extend(v for v in source.graph.value_info if v.name in present)
         result.graph.node.extend(nodes)
-        result.graph.initializer.extend([*tensors, *new])
+        result.graph.initializer.extend(self._take(tensor.name) if tensor.name in self._values else tensor for tensor in kept)
+        result.graph.initializer.extend(self._take(name) for name in new)
         if source.ir_version < FREE_INITIALIZERS_IR:
-            result.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in new)
+            added = result.graph.initializer[len(kept) :]
+            result.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in added)
         return result
-
-
-def _copy_field(target: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> None:
-    if isinstance(value, (str, int)):
-        setattr(target, name, value)
-    else:
-        getattr(target, name).extend(value)
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:

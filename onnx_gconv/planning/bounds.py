@@ -3,22 +3,20 @@
 import onnx
 
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.network import Network, layer_weight
+from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan
+from onnx_gconv.planning.importances import layer_importance
+from onnx_gconv.planning.request import Request
 from onnx_gconv.solve.bound import kept_bound
-from onnx_gconv.solve.importance import Criterion, importance
 
 
-def layer_bounds(model: onnx.ModelProto, network: Network, plan: Plan) -> dict[str, float]:
+def layer_bounds(model: onnx.ModelProto, network: Network, plan: Plan, request: Request) -> dict[str, float]:
     """Return, by planned layer, an upper bound of the share that any grouping into its number of groups keeps."""
     constants = Constants(model)
     layers = {layer.name: layer for layer in network.layers}
-    criterion: Criterion = "l1" if plan.criterion == "l1" else "l2"
     return {
         planned.name: kept_bound(
-            importance(layer_weight(constants, layers[planned.name]), criterion),
-            planned.groups,
-            existing=layers[planned.name].groups,
+            layer_importance(constants, layers[planned.name], request), planned.groups, existing=layers[planned.name].groups
         )
         for planned in plan.layers
     }

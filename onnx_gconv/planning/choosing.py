@@ -36,8 +36,11 @@ def candidates(layers: Sequence[Layer], request: Request, left: Left) -> Candida
             smallest = min(layer.in_channels, layer.out_channels)
             enough = [g for g in layer.legal_groups[1:] if smallest // g >= request.min_group_channels]
             aligned = [g for g in enough if is_aligned(g, block, in_channels=layer.in_channels, out_channels=layer.out_channels)]
-            if aligned:
-                allowed[layer.name] = (layer.groups, *aligned)
+            timed = [g for g in aligned if request.latencies is None or g in request.latencies.layer_ms.get(layer.name, ())]
+            if timed:
+                allowed[layer.name] = (layer.groups, *timed)
+            elif aligned:
+                left[layer.name] = "no number of groups of it has been timed"
             elif enough:
                 left[layer.name] = f"no number of groups leaves a multiple of {block} channels per group (target {request.target})"
             else:
@@ -70,15 +73,20 @@ def _answer(layer: Layer, legal: tuple[int, ...], request: Request, config: Mapp
     return uniform(legal, config[layer.name]) if layer.name in config else "not in the group configuration"
 
 
-def cost_table(network: Network, allowed: Candidates, groupings: Groupings, cost: CostName, left: Left) -> Table:
+def cost_table(network: Network, allowed: Candidates, groupings: Groupings, request: Request, left: Left) -> Table:
     """Return what every number of groups of every layer costs and saves."""
-    rows = _rows(network, allowed, groupings, cost, left)
+    rows = _rows(network, allowed, groupings, request, left)
     dense = [row.options[0] for row in rows]
     return Table(
         tuple(rows),
         network.count.params - sum(option.params for option in dense) + _most_bias_copies(network.layers),
         (network.count.macs or 0) - sum(option.macs for option in dense),  # 0 throughout where MACs are not known
+        _ns(request.latencies.dense_ms) - sum(option.latency_ns for option in dense) if request.latencies is not None else 0,
     )
+
+
+def _ns(milliseconds: float) -> int:
+    return math.ceil(milliseconds * 1e6)
 
 
 def pruning_cost(kept: float, cost: CostName) -> float:
@@ -86,12 +94,13 @@ def pruning_cost(kept: float, cost: CostName) -> float:
 
     `share` is the paper's: 1 - kept. It calls a layer that lost everything only twice as bad as one that lost half, so a
     search likes to wipe out a few layers. `log` is -log(kept): the signal passes the layers one after the other, shares
-    multiply, and no layer can be wiped out cheaply.
+    multiply, and no layer can be wiped out cheaply. Costs that are measured take the place of these once there are groupings
+    to measure.
     """
     return 1.0 - kept if cost == "share" else -math.log(max(kept, LEAST_KEPT))
 
 
-def _rows(network: Network, allowed: Candidates, groupings: Groupings, cost: CostName, left: Left) -> list[Row]:
+def _rows(network: Network, allowed: Candidates, groupings: Groupings, request: Request, left: Left) -> list[Row]:
     """Return the decisions of a search. Layers that share a weight are one: the weight shrinks once, if all agree."""
     by_weight: dict[str, list[Layer]] = {}
     for layer in network.layers:
@@ -107,11 +116,18 @@ def _rows(network: Network, allowed: Candidates, groupings: Groupings, cost: Cos
         first = sharing[0]
         options = []
         for groups in allowed[first.name]:
-            price = 0.0 if groups == first.groups else pruning_cost(groupings[first.name, groups].kept, cost)
+            price = 0.0 if groups == first.groups else pruning_cost(groupings[first.name, groups].kept, request.cost)
             macs = sum(layer.macs or 0 for layer in sharing) * first.groups // groups if network.count.macs is not None else 0
-            options.append(Option(groups, price * len(sharing), first.weights * first.groups // groups, macs))
+            params = first.weights * first.groups // groups
+            options.append(Option(groups, price * len(sharing), params, macs, _latency_ns(sharing, groups, request)))
         rows.append(Row(tuple(layer.name for layer in sharing), tuple(options)))
     return rows
+
+
+def _latency_ns(sharing: Sequence[Layer], groups: int, request: Request) -> int:
+    if request.latencies is None:
+        return 0
+    return sum(_ns(request.latencies.layer_ms[layer.name][groups]) for layer in sharing)
 
 
 def _most_bias_copies(layers: Sequence[Layer]) -> int:

@@ -7,14 +7,14 @@ import numpy as np
 import onnx
 
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.network import Layer, Network, layer_weight
+from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.planning.choosing import Candidates, Left
+from onnx_gconv.planning.importances import layer_importance
 from onnx_gconv.planning.request import Request
 from onnx_gconv.planning.solving import Groupings, Progress
 from onnx_gconv.solve.coupled import Level, Site, Term, solve_coupled
 from onnx_gconv.solve.grouping import Grouping, canonical, kept_share
-from onnx_gconv.solve.importance import importance
 
 Side = Literal["in", "out"]
 
@@ -81,7 +81,7 @@ def solve_jointly(
         if out_site is None or in_site is None:
             left[layer.name] = "it joins channels of several tensors, which cannot be grouped without a Gather"
         else:
-            matrix = importance(layer_weight(constants, layer), request.criterion)
+            matrix = layer_importance(constants, layer, request)
             terms[layer.name] = Term(matrix, out_site, in_site)
     progress(0, 1, "all layers together")
     most = request.groups or max((max(allowed[name]) for name in terms), default=1)

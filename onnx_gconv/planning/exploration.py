@@ -96,7 +96,7 @@ def prepare_resumable(
 
     for problem, solutions in all_solutions():
         groupings |= {(layer.name, g): grouping for layer in problem.layers for g, grouping in solutions.items()}
-    return Prepared(network, request, left, None, cost_table(network, allowed, groupings, request.cost, left), groupings)
+    return Prepared(network, request, left, None, cost_table(network, allowed, groupings, request, left), groupings)
 
 
 def _settings(request: Request, sha256: str) -> dict[str, object]:

@@ -1,23 +1,28 @@
 """From a model to a plan: read, solve, choose."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import onnx
 
 from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.plan import Plan, PlannedLayer, SkippedConv, Totals
-from onnx_gconv.planning.choosing import Candidates, Left, by_rule, candidates, cost_table
+from onnx_gconv.planning.choosing import Candidates, Left, by_rule, candidates, cost_table, pruning_cost
 from onnx_gconv.planning.coupling import solve_jointly
-from onnx_gconv.planning.request import Request
+from onnx_gconv.planning.request import CostName, Request
 from onnx_gconv.planning.solving import Groupings, Progress, solve_all
-from onnx_gconv.search.budget import Budget, Limit
+from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import Found, search_exact
+from onnx_gconv.search.latency import Prediction
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
+
+GathersMs = Callable[[Plan], float]  # what the Gathers take that a plan needs
+SEARCHES_FOR_GATHERS = 6
 
 
 @dataclass(frozen=True)
@@ -34,22 +39,49 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, how good the search found it to be, and how long its two halves took."""
+    """A plan, how good the search found it to be, what it should take, and how long its two halves took."""
 
     plan: Plan
     found: Found | None  # None where a rule chose
+    prediction: Prediction | None  # None where no times are given
+    prepared: Prepared
     solve_seconds: float = 0.0
     search_seconds: float = 0.0
 
 
-def make_plan(model: onnx.ModelProto, network: Network, request: Request, *, sha256: str, progress: Progress) -> Planned:
+class Guide(Protocol):
+    """What calibration data says of a model: the planner asks, and does not know how it is found out."""
+
+    def costs(self, groupings: Groupings, company: Plan | None) -> Mapping[tuple[str, int], float]:
+        """Return how far the outputs are off with one layer grouped anew: alone, or in the company of a plan's others.
+
+        In company, a layer's present number of groups is measured too. A layer that cannot be measured has no entry.
+        """
+
+    def judge(self, plan: Plan) -> float:
+        """Return how far the outputs are off once the plan is carried out and recovered."""
+
+
+def make_plan(
+    model: onnx.ModelProto,
+    network: Network,
+    request: Request,
+    *,
+    sha256: str,
+    progress: Progress,
+    guide: Guide | None = None,
+    gathers_ms: GathersMs | None = None,
+) -> Planned:
     """Return the plan for a model, or refuse with what is feasible."""
-    budget = resolve_budget(request.limits, network)
+    budget = resolve_budget(request, network)
     started = time.perf_counter()
     prepared = prepare(model, network, request, progress)
     solved = time.perf_counter()
-    planned = plan_within(prepared, budget, sha256=sha256)
-    return Planned(planned.plan, planned.found, solved - started, time.perf_counter() - solved)
+    if guide is not None and prepared.table is not None and request.cost in ("sensitivity", "trial"):
+        planned = _guided(prepared, budget, guide, sha256, gathers_ms)
+    else:
+        planned = plan_within(prepared, budget, sha256=sha256, gathers_ms=gathers_ms)
+    return replace(planned, solve_seconds=solved - started, search_seconds=time.perf_counter() - solved)
 
 
 def prepare(model: onnx.ModelProto, network: Network, request: Request, progress: Progress) -> Prepared:
@@ -59,7 +91,7 @@ def prepare(model: onnx.ModelProto, network: Network, request: Request, progress
         return _prepare_jointly(model, network, allowed, request, left, progress)
     wanted: dict[str, Sequence[int]] = {name: [g] for name, g in rule.items()} if rule is not None else wanted_numbers(allowed)
     groupings = solve_all(model, [layer for layer in network.layers if layer.name in wanted], wanted, request, progress)
-    table = cost_table(network, allowed, groupings, request.cost, left) if rule is None else None
+    table = cost_table(network, allowed, groupings, request, left) if rule is None else None
     return Prepared(network, request, left, rule, table, groupings)
 
 
@@ -75,7 +107,7 @@ def _prepare_jointly(
         raise ModelError(
             _nothing(list(left.values()), "no Conv would be grouped"), hint="use --gathers free, which couples no layers"
         )
-    table = cost_table(network, joint, groupings, request.cost, left) if rule is None else None
+    table = cost_table(network, joint, groupings, request, left) if rule is None else None
     return Prepared(network, request, left, rule, table, groupings)
 
 
@@ -102,12 +134,41 @@ def decide_candidates(network: Network, request: Request) -> tuple[Left, Candida
     return left, allowed, rule
 
 
-def plan_within(prepared: Prepared, budget: Budget, *, sha256: str) -> Planned:
-    """Return the plan of least cost within the budget."""
+def plan_within(prepared: Prepared, budget: Budget, *, sha256: str, gathers_ms: GathersMs | None = None) -> Planned:
+    """Return the plan of least cost within the budget.
+
+    Which Gathers a choice needs is known only once it is made, so their time is no part of the search: it is set aside from
+    the budget, as much as the last choice needed, until a choice with its Gathers fits.
+    """
+    limit, aside_ms = budget.max_latency_ms, 0.0
+    for _ in range(SEARCHES_FOR_GATHERS):
+        planned = _plan_once(prepared, budget, aside_ms, sha256, gathers_ms)
+        prediction = planned.prediction
+        if limit is None or prediction is None or prediction.after_ms <= limit:
+            return planned
+        if prepared.rule is not None:
+            raise BudgetError(
+                f"the chosen groups take {prediction.after_ms:.4g} ms, over the budget of {limit:.4g} ms.",
+                hint="leave out --groups, --max-group-channels or --group-config and let the search meet the budget",
+            )
+        aside_ms = max(aside_ms + 1e-3 * limit, prediction.gathers_ms)
+        if aside_ms >= limit:
+            break
+    raise BudgetError(
+        f"the budget cannot be met: {limit:.4g} ms is asked, and the Gathers alone take {aside_ms:.4g} ms.",
+        hint="--gathers none needs no Gathers, --gathers shared fewer",
+    )
+
+
+def _plan_once(prepared: Prepared, budget: Budget, aside_ms: float, sha256: str, gathers_ms: GathersMs | None) -> Planned:
+    """Return the plan of least cost within the budget, of whose time a part is set aside."""
     found, chosen, left = None, prepared.rule, dict(prepared.left)
     if chosen is None:
         assert prepared.table is not None
-        found = _search(prepared.table, budget, prepared.request)
+        limit = budget.max_latency_ms
+        found = _search(
+            prepared.table, budget if limit is None else replace(budget, max_latency_ms=limit - aside_ms), prepared.request
+        )
         chosen = _chosen(prepared.table, found.choice, left)
     plan = _plan(prepared, chosen, left, budget, sha256)
     if not budget.allows(plan.after.params, plan.after.macs):
@@ -115,7 +176,54 @@ def plan_within(prepared: Prepared, budget: Budget, *, sha256: str) -> Planned:
             f"the chosen groups leave {plan.after.params:,} parameters and {plan.after.macs or 0:,} MACs, over the budget.",
             hint="leave out --groups, --max-group-channels or --group-config and let the search meet the budget",
         )
-    return Planned(plan, found)
+    return Planned(plan, found, _predict(prepared, plan, gathers_ms), prepared)
+
+
+def _predict(prepared: Prepared, plan: Plan, gathers_ms: GathersMs | None) -> Prediction | None:
+    times = prepared.request.latencies
+    if times is None or gathers_ms is None:
+        return None
+    existing = {layer.name: layer.groups for layer in prepared.network.layers}
+    saved = sum(times.saved_ms(layer.name, existing[layer.name], layer.groups) for layer in plan.layers)
+    moved = gathers_ms(plan)
+    return Prediction(times.runner, times.dense_ms, times.dense_ms - saved + moved, moved)
+
+
+def _guided(prepared: Prepared, budget: Budget, guide: Guide, sha256: str, gathers_ms: GathersMs | None) -> Planned:
+    """Return the plan by measured costs: of each layer grouped alone, or by trial.
+
+    What layers cost alone adds up only while it is little. So a trial judges the plan by those costs beside plans by costs
+    that need no measuring, and the best wins. With more effort it measures the layers again in the company of the best one,
+    and searches on that; with less it measures nothing but the plans.
+    """
+    table, effort = prepared.table, prepared.request.solver.effort
+    assert table is not None
+
+    def search(costs: Mapping[tuple[str, int], float]) -> Planned:
+        return plan_within(replace(prepared, table=table.priced(costs)), budget, sha256=sha256, gathers_ms=gathers_ms)
+
+    unmeasured = [search(_kept_costs(prepared.groupings, cost)) for cost in ("log", "share")]
+    if prepared.request.cost == "sensitivity":
+        return search(guide.costs(prepared.groupings, None))
+    judged: dict[tuple[PlannedLayer, ...], float] = {}
+
+    def best_of(plans: Sequence[Planned]) -> Planned:
+        for planned in plans:
+            if planned.plan.layers not in judged:
+                judged[planned.plan.layers] = guide.judge(planned.plan)
+        return min(plans, key=lambda planned: judged[planned.plan.layers])
+
+    plans = [*unmeasured]
+    if effort >= 1:
+        plans.append(search(guide.costs(prepared.groupings, None)))
+    companies = [best_of(plans), best_of(unmeasured)][: effort - 1] if effort >= 2 else []
+    for company in {planned.plan.layers: planned for planned in companies}.values():
+        plans.append(search(guide.costs(prepared.groupings, company.plan)))
+    return best_of(plans)
+
+
+def _kept_costs(groupings: Groupings, cost: CostName) -> dict[tuple[str, int], float]:
+    return {key: pruning_cost(grouping.kept, cost) for key, grouping in groupings.items()}
 
 
 def without(plan: Plan, network: Network, names: Collection[str], reason: str) -> Plan:
@@ -143,12 +251,14 @@ def _chosen(table: Table, choice: Sequence[int], left: Left) -> dict[str, int]:
     return chosen
 
 
-def resolve_budget(limits: Mapping[str, Limit], network: Network) -> Budget:
+def resolve_budget(request: Request, network: Network) -> Budget:
     """Return the budget in absolute numbers; shares are of the whole model before."""
     count = network.count
     wholes = {"max_params": count.params, "max_macs": count.macs, "max_flops": count.flops}
-    resolved = {}
-    for name, limit in limits.items():
+    resolved: dict[str, int] = {}
+    for name, limit in request.limits.items():
+        if name not in wholes:
+            continue
         whole = wholes[name]
         if whole is None:
             raise BudgetError(
@@ -156,7 +266,11 @@ def resolve_budget(limits: Mapping[str, Limit], network: Network) -> Budget:
                 hint="give --input-shape, or budget parameters with --max-params",
             )
         resolved[name] = limit.of(whole)
-    return Budget(**resolved)
+    latency = request.limits.get("max_latency_ms")
+    if latency is None:
+        return Budget(**resolved)
+    assert request.latencies is not None, "a budget in milliseconds comes with measured times"
+    return Budget(**resolved, max_latency_ms=round(latency.value * (request.latencies.dense_ms if latency.is_share else 1), 6))
 
 
 def _nothing(reasons: Sequence[str], what: str) -> str:

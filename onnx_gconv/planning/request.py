@@ -1,17 +1,18 @@
 """What the user asks of the planner."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from onnx_gconv.search.budget import Limit
+from onnx_gconv.search.latency import LayerLatencies
 from onnx_gconv.search.target import TargetName
 from onnx_gconv.solve.importance import Criterion
 from onnx_gconv.solve.layer import Solver
 
 SearchName = Literal["exact", "local"]
-CostName = Literal["share", "log"]
+CostName = Literal["share", "log", "sensitivity", "trial"]
 GathersName = Literal["free", "shared", "none"]
 
 
@@ -19,7 +20,7 @@ GathersName = Literal["free", "shared", "none"]
 class Request:
     """Limits, at most one rule, which layers, and how to solve and search."""
 
-    limits: Mapping[str, Limit] = field(default_factory=dict)  # max_params, max_macs, max_flops
+    limits: Mapping[str, Limit] = field(default_factory=dict)  # max_params, max_macs, max_flops, max_latency_ms
     groups: int | None = None
     max_group_channels: int | None = None
     group_config: Path | None = None
@@ -28,12 +29,14 @@ class Request:
     min_group_channels: int = 1
     target: TargetName = "generic"
     criterion: Criterion = "l2"
+    input_strengths: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by layer, for criterion activation
     solver: Solver = field(default_factory=Solver)
     search: SearchName = "exact"
     cost: CostName = "log"
     gathers: GathersName = "free"
     seed: int = 0
     jobs: int = 1
+    latencies: LayerLatencies | None = None  # measured times, for a budget in milliseconds
 
     @property
     def search_name(self) -> str:

@@ -10,10 +10,11 @@ from itertools import islice
 import onnx
 
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.network import Layer, layer_weight
+from onnx_gconv.model.network import Layer
+from onnx_gconv.planning.importances import layer_importance
 from onnx_gconv.planning.request import Request
 from onnx_gconv.solve.grouping import Grouping
-from onnx_gconv.solve.importance import Matrix, importance
+from onnx_gconv.solve.importance import Matrix
 from onnx_gconv.solve.layer import Solver
 
 Groupings = dict[tuple[str, int], Grouping]  # by layer name and number of groups
@@ -68,7 +69,7 @@ def solve_each(
     progress(0, len(todo), "solving")
 
     def matrix(problem: Problem) -> Matrix:
-        return importance(layer_weight(constants, problem.layers[0]), request.criterion)
+        return layer_importance(constants, problem.layers[0], request)
 
     if request.jobs == 1 or len(todo) == 1 or sum(problem.rough_seconds for problem in todo) < SECONDS_WORTH_PROCESSES:
         for done, problem in enumerate(todo, start=1):

@@ -4,8 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onnx_gconv.evaluate import Evaluation
 from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan
+from onnx_gconv.recover.recovery import Recovery
+from onnx_gconv.search.latency import Prediction
 from onnx_gconv.timing import Latency
 from onnx_gconv.verify import Verification
 
@@ -35,8 +38,11 @@ class Outcome:
     gathers: tuple[int, int]  # naive, written
     gather_reasons: tuple[dict[str, str], ...]
     latency: Latency | None
+    predicted: Prediction | None  # by the times of its layers, where they are known
     search: dict[str, float | None] | None  # cost, proven bound and gap of the search; None where a rule chose
     verification: Verification | None
+    recovery: Recovery | None  # None without calibration data
+    evaluation: Evaluation | None  # None without data to evaluate on
     seconds: Mapping[str, float]
 
 
@@ -71,8 +77,10 @@ def to_json(outcome: Outcome, plan: Plan, network: Network) -> str:
             "remaining": list(outcome.gather_reasons),
         },
         "verify": None if checked is None else checked.as_dict(),
-        "recovery": None,
+        "recovery": None if outcome.recovery is None else outcome.recovery.as_dict(),
+        "evaluation": None if outcome.evaluation is None else outcome.evaluation.as_dict(),
         "latency": None if outcome.latency is None else outcome.latency.as_dict(),
+        "predicted_latency": None if outcome.predicted is None else outcome.predicted.as_dict(),
         "seconds": {name: round(value, 3) for name, value in outcome.seconds.items()},
     }
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"

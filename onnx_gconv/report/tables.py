@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.evaluate import Evaluation
 from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan
@@ -84,16 +85,36 @@ def print_outcome(outcome: Outcome) -> None:
     naive, written = outcome.gathers
     table.add_row("Gathers", "0", str(written), f"of {naive} naive")
     latency, verification = outcome.latency, outcome.verification
+    if outcome.predicted is not None:
+        before, after, ratio = outcome.predicted.before_ms, outcome.predicted.after_ms, outcome.predicted.ratio
+        table.add_row(f"predicted, {outcome.predicted.runner}", _ms(before), _ms(after), f"{ratio:.1%}")
     if latency is not None:
+        table.add_row(f"latency, {latency.runner}", _ms(latency.before_ms), _ms(latency.after_ms), f"{latency.ratio:.1%}")
+    recovery = outcome.recovery
+    if recovery is not None:
         table.add_row(
-            f"latency, {latency.runner}", f"{latency.before_ms:.4g} ms", f"{latency.after_ms:.4g} ms", f"{latency.ratio:.1%}"
+            "output error", f"{recovery.output_error_before:.3f} masked", f"{recovery.output_error_after:.3f}", "after recovery"
         )
+    if outcome.evaluation is not None:
+        for row in _accuracy_rows(outcome.evaluation):
+            table.add_row(*row)
     if verification is None:
         table.add_row("verification", "", "not run", "")
     else:
         state = "passed" if verification.passed else "FAILED"
         table.add_row("verification", "", f"{verification.max_rel_error:.1e}", f"{state}, limit {verification.tolerance:.0e}")
     _console().print(table)
+
+
+def _accuracy_rows(found: Evaluation) -> list[tuple[str, str, str, str]]:
+    """Return what changed in accuracy: before, after, and the difference in points."""
+    rows = []
+    for name, before, after in (("top-1", found.reference_top1, found.top1), ("top-5", found.reference_top5, found.top5)):
+        if before is not None and after is not None:
+            rows.append((name, f"{before:.2%}", f"{after:.2%}", f"{100 * (after - before):+.2f}"))
+    if found.agreement is not None:
+        rows.append(("same class as before", "", f"{found.agreement:.2%}", f"of {found.samples}"))
+    return rows
 
 
 def _totals_table(before: dict[str, int | None], after: dict[str, int | None]) -> Table:
@@ -130,6 +151,33 @@ def print_exploration(points: Sequence[Point], network: Network) -> None:
             used or "none",
         )
     _console().print(table)
+
+
+def print_timings(timings: Sequence[Timing]) -> None:
+    """Print the latency of each model against the first, and where its time goes; layer counts where nothing was run."""
+    first = timings[0]
+    device = first.device["name"] or "no device"
+    baseline = first.compared_ms
+    if baseline is None:
+        table = Table("model", "conv", "gather", "reformat", "other", title=f"Layers, {first.runner} (built, not run)")
+    else:
+        what = "GPU time" if first.gpu_compute_ms is not None else "latency"
+        columns = ("model", "median", "p95", "ratio", "conv", "gather", "reformat", "other")
+        table = Table(*columns, title=f"{what}, {first.runner} {first.precision}, {device}")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for timing in timings:
+        now = timing.compared_ms
+        if now is None or baseline is None:
+            table.add_row(timing.model.path, *map(str, timing.layer_counts().values()))
+        else:
+            parts = [_ms(value) for value in timing.summary.values()] if timing.layers else [""] * 4
+            table.add_row(timing.model.path, _ms(now.median), _ms(now.p95), f"{now.median / baseline.median:.1%}", *parts)
+    _console().print(table)
+
+
+def _ms(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g} ms"
 
 
 def print_verification(verification: Verification) -> None:

@@ -137,7 +137,7 @@ def _permute(
 
 def _constant(
     surgery: Surgery, shared: Shared, key: tuple[object, ...], name: str, make: Callable[[], NDArray[np.generic]]
-) -> gs.Constant:
+) -> gs.Tensor:
     """Return the constant of this key, made at its first use."""
     if key not in shared:
         shared[key] = surgery.unique(name)

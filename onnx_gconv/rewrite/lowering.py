@@ -63,7 +63,7 @@ def _matmul(surgery: Surgery, node: gs.Node) -> None:
     outs, ins = weight.shape[:2]
     name = node.name or node.outputs[0].name
 
-    def constant(what: str, value: NDArray[np.generic]) -> gs.Constant:
+    def constant(what: str, value: NDArray[np.generic]) -> gs.Tensor:
         return surgery.constant(surgery.unique(f"{name}_{what}"), value)
 
     def step(kind: str, what: str, inputs: list[gs.Tensor], **attributes: object) -> gs.Variable:

@@ -1,4 +1,4 @@
-"""Budgets: what the compressed model may cost at most, in parameters, MACs or FLOPs."""
+"""Budgets: what the compressed model may cost at most, in parameters, MACs, FLOPs or milliseconds."""
 
 import math
 import re
@@ -35,6 +35,15 @@ def parse_limit(text: str) -> Limit:
     return Limit(text.strip(), number * SUFFIXES[unit], is_share=False)
 
 
+def parse_latency(text: str) -> Limit:
+    """Return the limit that `60%` or `3.5ms` stands for, in milliseconds."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%|ms)\s*", text)
+    if match is None or float(match[1]) == 0 or len(match[1]) > 30:
+        raise BudgetError(f"{text!r} is not a latency.", hint="write a share like 60% or a time like 3.5ms")
+    is_share = match[2] == "%"
+    return Limit(text.strip(), float(match[1]) / (100 if is_share else 1), is_share)
+
+
 @dataclass(frozen=True)
 class Budget:
     """The most a model may have of each quantity; None where there is no limit."""
@@ -42,6 +51,7 @@ class Budget:
     max_params: int | None = None
     max_macs: int | None = None
     max_flops: int | None = None
+    max_latency_ms: float | None = None
 
     @property
     def macs(self) -> int | None:
@@ -49,7 +59,12 @@ class Budget:
         limits = [limit for limit in (self.max_macs, None if self.max_flops is None else self.max_flops // 2) if limit is not None]
         return min(limits, default=None)
 
-    def as_dict(self) -> dict[str, int]:
+    @property
+    def latency_ns(self) -> int | None:
+        """The latency in whole nanoseconds, for a search in whole numbers."""
+        return None if self.max_latency_ms is None else math.floor(self.max_latency_ms * 1e6)
+
+    def as_dict(self) -> dict[str, int | float]:
         """Return the limits that are set, by the names the plan file uses."""
         return {name: value for name, value in vars(self).items() if value is not None}
 

@@ -5,11 +5,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Criterion = Literal["l2", "l1"]
+Criterion = Literal["l2", "l1", "activation"]
 Matrix = NDArray[np.float64]
 
 
-def importance(weight: NDArray[np.generic], criterion: Criterion) -> Matrix:
+def importance(weight: NDArray[np.generic], criterion: Literal["l2", "l1"]) -> Matrix:
     """Return the norm of every kernel: entry (o, i) ranks what output o takes from input i.
 
     `weight` is a Conv's, (Cout, Cin per group, *kernel). The paper's criterion is the L2 norm (its equation 5).

@@ -1,0 +1,67 @@
+"""Calibration data of a command: what it tells the planner, and weights recovered with it."""
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from onnx_gconv.cli import options
+from onnx_gconv.cli.source import Source
+from onnx_gconv.cli.story import Story
+
+if TYPE_CHECKING:
+    from onnx_gconv.model.network import Network
+    from onnx_gconv.plan import Plan
+    from onnx_gconv.planning.request import Request
+    from onnx_gconv.planning.solving import Progress
+    from onnx_gconv.recover.calibration import Calibration
+    from onnx_gconv.recover.guide import CalibratedGuide
+    from onnx_gconv.recover.recovery import Recovery
+
+
+def open_calibration(source: Source, args: argparse.Namespace) -> "Calibration | None":
+    """Return the samples that --calib names."""
+    if args.calib is None:
+        return None
+    from onnx_gconv.data.open import open_data
+    from onnx_gconv.recover.calibration import calibration
+
+    data = open_data(args.calib, source.model, preprocessing=options.preprocessing(args))
+    return calibration(data, source.model, args.calib_samples)
+
+
+def guide(
+    source: Source, calibration: "Calibration | None", args: argparse.Namespace, progress: "Progress"
+) -> "CalibratedGuide | None":
+    """Return what measures costs on the calibration samples."""
+    if calibration is None:
+        return None
+    from onnx_gconv.recover.guide import CalibratedGuide
+
+    return CalibratedGuide(source.model, calibration, seed=args.seed, jobs=args.jobs, progress=progress)
+
+
+def with_strengths(
+    requests: "list[Request]", source: Source, network: "Network", calibration: "Calibration | None"
+) -> "list[Request]":
+    """Return the requests with what --criterion activation needs to know of the layers' inputs."""
+    if requests[0].criterion != "activation":
+        return requests
+    assert calibration is not None  # or the flags were refused
+    from onnx_gconv.recover.activation import input_strengths
+
+    found = input_strengths(source.model, network.layers, calibration.feeds(), jobs=requests[0].jobs)
+    strengths = {name: tuple(values.tolist()) for name, values in found.items()}
+    return [replace(request, input_strengths=strengths) for request in requests]
+
+
+def recovered(
+    source: Source, plan: "Plan", calibration: "Calibration", args: argparse.Namespace, story: Story
+) -> "tuple[Source, Recovery]":
+    """Return the source with its masked weights fitted, and what that brought."""
+    from onnx_gconv.recover.reconstruct import Effort
+    from onnx_gconv.recover.recovery import recover
+
+    effort = Effort(seed=args.seed, jobs=args.jobs)
+    with story.progress("recovering") as progress:
+        model, recovery = recover(source.model, plan, calibration, effort=effort, progress=progress)
+    return replace(source, model=model), recovery

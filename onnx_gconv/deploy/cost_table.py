@@ -1,0 +1,142 @@
+"""The table of a sweep: what each layer shape takes with each number of groups on one device, and its file.
+
+Entries are found by shape, not by model: two models on the same device share what they have in common.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from onnx_gconv.deploy.one_layer import LayerShape
+from onnx_gconv.deploy.timing_file import MALFORMED, Timing, read_json
+from onnx_gconv.errors import DeployError
+from onnx_gconv.fields import Fields
+from onnx_gconv.files import write_text
+from onnx_gconv.model.shapes import Shape
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What measured: times of another bench do not compare."""
+
+    runner: str
+    host: str | None  # as --host names it; None for this machine
+    precision: str
+    device: str
+    threads: int | None
+    power_mode: str | None
+
+    @classmethod
+    def of(cls, timing: Timing, host: str | None) -> "Bench":
+        device = timing.device
+        threads, mode = device["threads"], device["power_mode"]
+        return cls(
+            timing.runner,
+            host,
+            timing.precision,
+            str(device["name"]),
+            threads if isinstance(threads, int) else None,
+            mode if isinstance(mode, str) else None,
+        )
+
+
+@dataclass(frozen=True)
+class GatherTime:
+    """What a Gather adds: anywhere, and between a Conv and the Add of a residual connection."""
+
+    ms: float
+    before_add_ms: float
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Milliseconds by layer shape and groups, by shape of a gathered tensor, and of whole models by their structure.
+
+    All of them are as if the yardstick had taken `yardstick_ms` along with them.
+    """
+
+    bench: Bench
+    yardstick_ms: float
+    models: Mapping[str, float]
+    layers: Mapping[LayerShape, Mapping[int, float]]
+    gathers: Mapping[Shape, GatherTime]
+
+    def with_model(self, structure: str, milliseconds: float) -> "CostTable":
+        return replace(self, models={**self.models, structure: milliseconds})
+
+    def with_layer(self, shape: LayerShape, by_groups: Mapping[int, float]) -> "CostTable":
+        return replace(self, layers={**self.layers, shape: {**self.layers.get(shape, {}), **by_groups}})
+
+    def with_gather(self, tensor: Shape, time: GatherTime) -> "CostTable":
+        return replace(self, gathers={**self.gathers, tensor: time})
+
+
+def write_table(table: CostTable, path: Path) -> None:
+    """Write the table, one entry a line."""
+    layers = [{**asdict(shape), "ms": {str(groups): ms for groups, ms in times.items()}} for shape, times in table.layers.items()]
+    gathers = [{"tensor": list(tensor), **asdict(time)} for tensor, time in table.gathers.items()]
+    models = [{"structure": structure, "ms": ms} for structure, ms in table.models.items()]
+    parts = [f'"format": {FORMAT}', f'"bench": {json.dumps(asdict(table.bench), ensure_ascii=False)}']
+    parts.append(f'"yardstick_ms": {table.yardstick_ms}')
+    for name, rows in (("models", models), ("layers", layers), ("gathers", gathers)):
+        lines = ",\n  ".join(json.dumps(row) for row in rows)
+        parts.append(f'"{name}": [\n  {lines}]' if rows else f'"{name}": []')
+    write_text(path, "{" + ",\n ".join(parts) + "}\n")
+
+
+def read_table(path: Path) -> CostTable:
+    """Return the table in the file; every malformed field is named."""
+    top = Fields(read_json(path), str(path), MALFORMED)
+    if "latency_ms" in top.names():
+        raise DeployError(
+            f"'{path}' is the timing of one model, not a table of layer times.",
+            hint="make one with `onnx-gconv bench MODEL --sweep`",
+        )
+    if top.integer("format") != FORMAT:
+        raise top.wrong(f"format {top.integer('format')} is not known", f"this version reads format {FORMAT}")
+    bench = top.inner("bench")
+    layers: dict[LayerShape, dict[int, float]] = {}
+    for row in top.rows("layers"):
+        times = row.inner("ms")
+        layers[_shape(row)] = {_groups(times, name): times.number(name) for name in times.names()}
+    host, threads, mode = (bench.any(name) for name in ("host", "threads", "power_mode"))
+    return CostTable(
+        Bench(
+            bench.string("runner"),
+            None if host is None else bench.string("host"),
+            bench.string("precision"),
+            bench.string("device"),
+            None if threads is None else bench.integer("threads"),
+            None if mode is None else bench.string("power_mode"),
+        ),
+        top.number("yardstick_ms"),
+        {row.string("structure"): row.number("ms") for row in top.rows("models")},
+        layers,
+        {row.integers("tensor"): GatherTime(row.number("ms"), row.number("before_add_ms")) for row in top.rows("gathers")},
+    )
+
+
+def _shape(row: Fields) -> LayerShape:
+    bias = row.any("bias")
+    if not isinstance(bias, bool):
+        raise row.wrong("'bias' must be true or false", MALFORMED.remedy)
+    return LayerShape(
+        input=row.integers("input"),
+        out_channels=row.integer("out_channels"),
+        kernel=row.integers("kernel"),
+        strides=row.integers("strides"),
+        pads=row.integers("pads"),
+        dilations=row.integers("dilations"),
+        auto_pad=row.string("auto_pad"),
+        bias=bias,
+        dtype=row.string("dtype"),
+    )
+
+
+def _groups(times: Fields, name: str) -> int:
+    if not name.isdecimal() or int(name) < 1:
+        raise times.wrong(f"{name!r} is not a number of groups", MALFORMED.remedy)
+    return int(name)

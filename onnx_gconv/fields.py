@@ -1,0 +1,93 @@
+"""JSON objects read field by field, with every wrong type named: the file, the place in it, the field."""
+
+import math
+from dataclasses import dataclass
+
+from onnx_gconv.errors import GconvError
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What a malformed file raises, and how the user gets a sound one."""
+
+    error: type[GconvError]
+    remedy: str
+
+
+class Fields:
+    """A JSON object whose fields are read with their type checked; `where` begins every message."""
+
+    def __init__(self, data: object, where: str, complaint: Complaint) -> None:
+        if not isinstance(data, dict):
+            raise complaint.error(f"{where}: expected an object, found {kind(data)}.", hint=complaint.remedy)
+        self._data = data
+        self._complaint = complaint
+        self.where = where
+
+    def named(self, name: str) -> "Fields":
+        return Fields(self._data, f"{self.where} {name!r}", self._complaint)
+
+    def names(self) -> list[str]:
+        return list(self._data)
+
+    def any(self, field: str) -> object:
+        if field not in self._data:
+            raise self.wrong(f"the field {field!r} is missing", self._complaint.remedy)
+        return self._data[field]
+
+    def inner(self, field: str) -> "Fields":
+        return Fields(self.any(field), f"{self.where}: {field}", self._complaint)
+
+    def rows(self, field: str) -> "list[Fields]":
+        return [Fields(item, f"{self.where}: {field}[{i}]", self._complaint) for i, item in enumerate(self.items(field))]
+
+    def string(self, field: str) -> str:
+        value = self.any(field)
+        if not isinstance(value, str):
+            raise self._mistyped(field, "a string", value)
+        return value
+
+    def integer(self, field: str) -> int:
+        value = self.any(field)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._mistyped(field, "a whole number", value)
+        return value
+
+    def number(self, field: str) -> float:
+        value = self.any(field)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            raise self._mistyped(field, "a number", value)
+        return float(value)
+
+    def maybe_number(self, field: str) -> float | None:
+        return None if self.any(field) is None else self.number(field)
+
+    def items(self, field: str) -> list[object]:
+        value = self.any(field)
+        if not isinstance(value, list):
+            raise self._mistyped(field, "a list", value)
+        return value
+
+    def strings(self, field: str) -> tuple[str, ...]:
+        values = self.items(field)
+        if not all(isinstance(value, str) for value in values):
+            raise self._mistyped(field, "a list of strings", values)
+        return tuple(str(value) for value in values)
+
+    def integers(self, field: str) -> tuple[int, ...]:
+        values = self.items(field)
+        if [type(value) for value in values] != [int] * len(values):
+            raise self._mistyped(field, "a list of whole numbers", values)
+        return tuple(value for value in values if isinstance(value, int))
+
+    def wrong(self, what: str, hint: str) -> GconvError:
+        """Return the error that something is wrong here."""
+        return self._complaint.error(f"{self.where}: {what}.", hint=hint)
+
+    def _mistyped(self, field: str, wanted: str, value: object) -> GconvError:
+        return self.wrong(f"{field!r} must be {wanted}, not {kind(value)}", f"{self._complaint.remedy} or mend the field")
+
+
+def kind(value: object) -> str:
+    """Return the type and the beginning of a value, for a message."""
+    return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"

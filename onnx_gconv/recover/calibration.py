@@ -1,0 +1,67 @@
+"""Calibration samples, as the model takes them."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import onnx
+
+from onnx_gconv.data.batch import Batch, Data, fixed_batch
+from onnx_gconv.errors import DataError
+from onnx_gconv.model.shapes import declared_shape, free_inputs
+from onnx_gconv.runtime import Feeds
+
+SAMPLES = 1000
+MOST_A_BATCH = 50
+NUMBERS_A_BATCH = 2**20  # in the inputs; a batch of large images is small, because what follows is some ten times as large
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The first `samples` of some data, in batches that suit the model."""
+
+    data: Data
+    samples: int
+    batch: int
+    is_fixed: bool  # whether the model takes no other number at once
+
+    def feeds(self, limit: int | None = None) -> Iterator[Feeds]:
+        """Yield the inputs of each batch. A model with a fixed batch misses the samples that fill none."""
+        most = self.samples if limit is None else min(limit, self.samples)
+        count = 0
+        for found in self.data.batches(self.batch, limit=most):
+            if len(found) == self.batch or not self.is_fixed:
+                count += len(found)
+                yield found.inputs
+        if count == 0:
+            raise DataError(
+                f"'{self.data.name}' has no {'whole batch of ' + str(self.batch) + ' ' if self.is_fixed else ''}samples.",
+                hint="calibrate on some hundred samples; labels are not needed",
+            )
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Some data without its labels: whatever they are, calibration has no use for them."""
+
+    data: Data
+    has_labels: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.data.name
+
+    @property
+    def samples(self) -> int | None:
+        return self.data.samples
+
+    def batches(self, size: int, *, limit: int | None = None) -> Iterator[Batch]:
+        return (replace(batch, labels=None) for batch in self.data.batches(size, limit=limit))
+
+
+def calibration(data: Data, model: onnx.ModelProto, samples: int) -> Calibration:
+    """Return the data in batches of the size that the model takes, or else of one that keeps memory small."""
+    fixed = fixed_batch(model)
+    sizes = [declared_shape(value) or [] for value in free_inputs(model)]
+    numbers = sum(math.prod(axis or 224 for axis in size[1:]) for size in sizes) or 1
+    return Calibration(Unlabelled(data), samples, fixed or max(1, min(MOST_A_BATCH, NUMBERS_A_BATCH // numbers)), fixed is not None)

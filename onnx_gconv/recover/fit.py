@@ -1,0 +1,183 @@
+"""One site in numbers: its weights as coefficients, its moments on a batch, and the new weights back in their tensors."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_gconv.errors import DataError
+from onnx_gconv.model.attributes import integer
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.recover.normal import Coefficients, Doubles, Floats, Rows, Sums, predict
+from onnx_gconv.recover.patches import choose, patches, window_of
+from onnx_gconv.recover.site import Site
+from onnx_gconv.solve.grouping import Grouping
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A site with the weights that it has now."""
+
+    site: Site
+    weight: Array
+    bias: Array | None  # of its own or not; None if it has none
+    mean: Array | None  # that of the normalization behind it, if it takes the constant
+
+    @classmethod
+    def of(cls, site: Site, constants: Constants) -> "Fit":
+        """Return the site with what the model stores for it."""
+        node = site.node
+        bias = constants.value(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        mean = constants.value(site.after.mean) if site.after is not None and site.after.mean and not site.bias else None
+        return cls(site, constants.value(site.weight), bias, mean)
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return self.weight.shape[2:]
+
+    @property
+    def unknowns(self) -> int:
+        """Number of weights of one output."""
+        return int(self.site.inputs.shape[1]) * math.prod(self.kernel)
+
+    @property
+    def before(self) -> Coefficients:
+        """The present weights; the constant is what the fit may change, so a bias that is not its own counts as none."""
+        picked = self._rows[self.site.outputs[:, :, None], self._columns[:, None, :]]
+        weight = picked.reshape(*self.site.outputs.shape, -1).transpose(0, 2, 1)
+        own = self.bias is not None and self.site.bias
+        constant = self.bias.astype(np.float64) if self.bias is not None and own else np.zeros(self.site.outputs.size)
+        return Coefficients(weight, constant[self.site.outputs])
+
+    def goal(self, dense: Array, shortcut: Array | None, shape: Sequence[int]) -> Floats:
+        """Return what the site itself, which gives this shape, has to give so that its target comes out.
+
+        That is past the shortcut and the normalization. A site whose result is added to something larger is to give the mean
+        over all that it is added to.
+        """
+        channels = (-1, *[1] * (len(shape) - 2))
+        if shortcut is None:
+            return np.asarray(dense.astype(np.float32) - self._foreign_bias.astype(np.float32).reshape(channels))
+        wanted = dense.astype(np.float32) - shortcut.astype(np.float32)
+        wanted = wanted.mean(axis=tuple(range(wanted.ndim - len(shape))))
+        smaller = tuple(axis for axis, size in enumerate(shape) if size < wanted.shape[axis])
+        wanted = wanted.mean(axis=smaller, keepdims=True) if smaller else wanted
+        scale, offset = (value.astype(np.float32).reshape(channels) for value in self._tail)
+        return np.asarray((wanted - offset) / scale)
+
+    def rows(self, images: Array, dense: Array, shortcut: Array | None, *, most: int, rng: np.random.Generator) -> Rows:
+        """Return what the site sees and should give in one batch, at `most` of its positions at most."""
+        site = self.site
+        if not all(np.isfinite(values).all() for values in (images, dense, shortcut) if values is not None):
+            raise DataError(
+                f"on the calibration samples, what goes into layer {site.label!r} or comes out of it is not finite.",
+                hint="look for NaN and very large numbers in the data; a model in float16 may overflow",
+            )
+        views = images if site.is_gemm else patches(images, window_of(site.node, self.kernel, images.shape[2:]))
+        places = views.shape[: 1 if site.is_gemm else images.ndim - 1]
+        shape = (places[0], site.outputs.size, *places[1:])
+        chosen = choose(places, most, rng)
+
+        def outputs(values: Array) -> Floats:
+            at_places = np.moveaxis(values, 1, -1)
+            assert values.shape == shape, (site.name, shape, values.shape)
+            rows = (at_places if chosen is None else at_places[chosen]).astype(np.float32).reshape(-1, values.shape[1])
+            return np.asarray(rows.T[site.outputs].transpose(0, 2, 1))
+
+        seen = views if chosen is None else views[chosen]
+        u = np.ascontiguousarray(seen, dtype=np.float32).reshape(-1, images.shape[1], math.prod(self.kernel))
+        blocks = u.transpose(1, 0, 2)[site.inputs].transpose(0, 2, 1, 3).reshape(len(site.inputs), len(u), -1)
+        added = None
+        if shortcut is not None and site.clamp is not None and dense.shape == shape:
+            added = outputs(np.broadcast_to(shortcut, shape))
+        return Rows(np.ascontiguousarray(blocks), outputs(self.goal(dense, shortcut, shape)), added)
+
+    def relaxed(self, rows: Rows, at: Coefficients) -> Rows:
+        """Return the rows with targets moved to what is found, wherever the activation behind makes no difference.
+
+        Where the dense model is below what a Relu lets pass, any value below is as good. Fitting to the relaxed targets never
+        makes the error behind the activation larger: it is the least-squares step of a majorisation.
+        """
+        assert self.site.clamp is not None
+        if self.site.shortcut and rows.added is None:
+            return rows  # it is added to something larger, where the activation sees more than one value of each
+        low, high = self.site.clamp
+        scale, offset = (value.astype(np.float32)[self.site.outputs][:, None, :] for value in self._tail)
+        base = offset if rows.added is None else offset + rows.added
+        wanted, found = scale * rows.t + base, scale * predict(rows, at) + base
+        wanted = np.where(wanted <= low, np.minimum(found, low), np.where(wanted >= high, np.maximum(found, high), wanted))
+        return replace(rows, t=((wanted - base) / scale).astype(np.float32))
+
+    def tensors(self, fitted: Coefficients) -> dict[str, Array]:
+        """Return the tensors that hold these coefficients; without a bias, the mean behind the Conv takes the constant."""
+        site = self.site
+        rows = np.zeros_like(self._rows)
+        values = fitted.weight.transpose(0, 2, 1).reshape(*site.outputs.shape, site.inputs.shape[1], -1)
+        rows[site.outputs[:, :, None], self._columns[:, None, :]] = values
+        shape = self.weight.shape[::-1] if self._is_transposed else self.weight.shape
+        weight = rows.reshape(shape)
+        result = {site.weight: _cast(weight.T if self._is_transposed else weight, self.weight)}
+        constant = np.empty(site.outputs.size)
+        constant[site.outputs] = fitted.intercept
+        if site.bias:
+            result[site.bias] = _cast(constant, self.weight)
+        elif self.mean is not None:
+            assert site.after is not None
+            result[site.after.mean] = _cast(self.mean.astype(np.float64) - constant, self.mean)
+        return result
+
+    def regrouped(self, total: Sums, grouping: Grouping) -> tuple["Fit", Sums]:
+        """Return the fit in finer groups, and their part of the moments."""
+        ins, outs = self.site.inputs.shape[1], self.site.outputs.shape[1]
+        inputs, outputs = grouping.in_order.reshape(grouping.groups, -1), grouping.out_order.reshape(grouping.groups, -1)
+        kernel = math.prod(self.kernel)
+        columns = ((inputs % ins)[:, :, None] * kernel + np.arange(kernel)).reshape(grouping.groups, -1)
+        rows = outputs % outs
+        owner = (inputs[:, 0] // ins)[:, None]  # the present block that each new one lies in
+        moments = Sums(
+            total.count,
+            total.u[owner, columns],
+            total.t[owner, rows],
+            total.uu[owner[:, :, None], columns[:, :, None], columns[:, None, :]],
+            total.ut[owner[:, :, None], columns[:, :, None], rows[:, None, :]],
+            total.tt[owner, rows],
+        )
+        return replace(self, site=replace(self.site, outputs=outputs, inputs=inputs)), moments
+
+    @property
+    def _foreign_bias(self) -> Doubles:
+        """A bias that is not its own is added whatever is fitted."""
+        if self.bias is None or self.site.bias:
+            return np.zeros(self.site.outputs.size)
+        return np.broadcast_to(self.bias.astype(np.float64).reshape(-1), self.site.outputs.size)
+
+    @property
+    def _tail(self) -> tuple[Doubles, Doubles]:
+        """What happens to each output on the way to the sum or the activation: scale * x + offset."""
+        after = self.site.after
+        if after is None:
+            return np.ones(self.site.outputs.size), self._foreign_bias
+        return after.scale, after.offset + after.scale * self._foreign_bias
+
+    @property
+    def _is_transposed(self) -> bool:
+        return self.site.is_gemm and not integer(self.site.node, "transB", 0)
+
+    @property
+    def _rows(self) -> Doubles:
+        """The weight as (outputs, inputs that it has columns for, kernel)."""
+        rows = (self.weight.T if self._is_transposed else self.weight).astype(np.float64)
+        return rows.reshape(*rows.shape[:2], -1)
+
+    @property
+    def _columns(self) -> NDArray[np.int64]:
+        """Which column of the weight each input has: a Conv with groups has columns for one group's inputs only."""
+        return np.asarray(self.site.inputs % self._rows.shape[1])
+
+
+def _cast(value: Doubles, like: Array) -> Array:
+    return np.ascontiguousarray(value.astype(like.dtype))

@@ -1,0 +1,108 @@
+"""What calibration data tells the planner: costs of layers, and which of several plans recovers best."""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import islice
+
+import numpy as np
+import onnx
+
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.network import find_convs
+from onnx_gconv.plan import Plan
+from onnx_gconv.recover.calibration import Calibration
+from onnx_gconv.recover.divergence import divergence
+from onnx_gconv.recover.reconstruct import Effort, Progress, plan_sites, reconstruct
+from onnx_gconv.recover.sensitivity import Key, sensitivities
+from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.runtime import Feeds, Result, run, session
+from onnx_gconv.solve.grouping import Grouping
+
+SAMPLES = 192  # that layers are fitted to
+PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
+JUDGED = 384  # that a trial is judged on
+# A trial need not find the best weights, only tell plans apart.
+TRIAL_POSITIONS_A_WEIGHT = 40
+TRIAL_RELAXATIONS = 1
+
+
+class CalibratedGuide:
+    """Answers from measurements on the calibration samples."""
+
+    def __init__(self, model: onnx.ModelProto, calibration: Calibration, *, seed: int, jobs: int, progress: Progress) -> None:
+        self._model = model
+        self._calibration = calibration
+        self._effort = Effort(positions_a_weight=TRIAL_POSITIONS_A_WEIGHT, relaxations=TRIAL_RELAXATIONS, seed=seed, jobs=jobs)
+        self._progress = progress
+        self._last: tuple[object, onnx.ModelProto] = (None, model)  # the plan judged last, recovered
+
+    def costs(self, groupings: Mapping[Key, Grouping], company: Plan | None) -> dict[Key, float]:
+        """Return the divergence of the outputs when one layer is grouped anew and fitted, alone or in company.
+
+        In company, the least of each layer is taken off: what is left is what the choice of its groups costs.
+        """
+        model = self._model if company is None else self._recovered(company)
+        found = sensitivities(
+            self._model,
+            model,
+            {**groupings, **(_as_they_are(self._model, groupings) if company is not None else {})},
+            self._calibration.feeds(SAMPLES),
+            probes=self._batches(PROBES),
+            effort=self._effort,
+            progress=self._progress,
+        )
+        least: dict[str, float] = {}
+        for (name, _), cost in found.items():
+            least[name] = min(cost, least.get(name, 0.0 if company is None else cost))
+        return {key: cost - least[key[0]] for key, cost in found.items()}
+
+    def judge(self, plan: Plan) -> float:
+        """Return the divergence of the outputs after the plan and a quick reconstruction."""
+        active = session(self._recovered(plan))
+        pairs = zip(self._expected, self._judged(), strict=True)
+        return float(np.mean([divergence(expected, run(active, feeds)) for expected, feeds in pairs]))
+
+    def _recovered(self, plan: Plan) -> onnx.ModelProto:
+        """Return the plan carried out, quickly; the last one is remembered, for it is asked for twice."""
+        if plan.layers != self._last[0]:
+            masked = mask(self._model, plan)
+            fitted = reconstruct(
+                self._model,
+                masked,
+                plan_sites(masked, plan),
+                self._calibration.feeds(SAMPLES),
+                effort=self._effort,
+                progress=self._progress,
+            )
+            self._last = plan.layers, fitted.model
+        return self._last[1]
+
+    @cached_property
+    def _expected(self) -> list[dict[str, Result]]:
+        """What the dense model makes of the samples that plans are judged on."""
+        active = session(self._model)
+        return [run(active, feeds) for feeds in self._judged()]
+
+    def _judged(self) -> Iterator[Feeds]:
+        """Yield samples that plans are judged on: such as they are not fitted to, where there are enough."""
+        fitted, judged = self._batches(SAMPLES), self._batches(JUDGED)
+        seen = 0
+        for feeds in islice(self._calibration.feeds(), fitted, fitted + judged):
+            seen += 1
+            yield feeds
+        if seen == 0:
+            yield from islice(self._calibration.feeds(), judged)
+
+    def _batches(self, samples: int) -> int:
+        return -(-samples // self._calibration.batch)
+
+
+def _as_they_are(model: onnx.ModelProto, groupings: Mapping[Key, Grouping]) -> dict[Key, Grouping]:
+    """Return the layers in the groups that they have: one, mostly."""
+    layers, _ = find_convs(model, Constants(model), {})
+    names = {name for name, _ in groupings}
+    return {
+        (layer.name, layer.groups): Grouping(layer.groups, np.arange(layer.in_channels), np.arange(layer.out_channels), 1.0)
+        for layer in layers
+        if layer.name in names
+    }

@@ -1,0 +1,188 @@
+"""Normal equations of a site, added up batch by batch, and their solution."""
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+
+Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
+ROUNDING = 1e-10  # what float64 sums may be off by, relative, with room
+DAMPING_STEPS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a site sees and should give, position by position."""
+
+    u: Floats  # (blocks, positions, inputs)
+    t: Floats  # (blocks, positions, outputs)
+    added: Floats | None  # what a shortcut adds behind it, where an activation follows on that: (blocks, positions, outputs)
+
+    @property
+    def nbytes(self) -> int:
+        return self.u.nbytes + self.t.nbytes + (0 if self.added is None else self.added.nbytes)
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """Return the rows as one."""
+    if len(parts) == 1:
+        return parts[0]
+    added = [part.added for part in parts if part.added is not None]
+    u, t = (np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("u", "t"))
+    return Rows(u, t, np.concatenate(added, axis=1) if added else None)
+
+
+@dataclass
+class Sums:
+    """Second moments of inputs u and targets t over all positions; one entry for each block.
+
+    Memory is that of the Gram matrix: (inputs of a block x kernel) squared, for each block.
+    """
+
+    count: int
+    u: Doubles  # (blocks, inputs)
+    t: Doubles  # (blocks, outputs)
+    uu: Doubles  # (blocks, inputs, inputs)
+    ut: Doubles  # (blocks, inputs, outputs)
+    tt: Doubles  # (blocks, outputs)
+
+    def __iadd__(self, other: "Sums") -> "Sums":
+        self.count += other.count
+        for name in ("u", "t", "uu", "ut", "tt"):
+            getattr(self, name).__iadd__(getattr(other, name))
+        return self
+
+
+def add_up(parts: Iterable[Sums]) -> Sums:
+    """Return the sum, added in the order given: the same bits whatever thread made a part."""
+    each = iter(parts)
+    total = next(each)
+    for part in each:
+        total += part
+    return total
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The weights of each block, and the constant added to each output."""
+
+    weight: Doubles  # (blocks, inputs, outputs)
+    intercept: Doubles  # (blocks, outputs)
+
+
+def sums(rows: Rows) -> Sums:
+    """Return the moments of some rows.
+
+    Products in float32, where they are three times faster; the rows are few, and their sums are added in float64. The
+    products are of numbers about their mean, which is added back in float64: far off centre, float32 would lose the spread.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found in the sum of all
+        u = _Centred.of(rows.u)
+        t, ut, tt = target_sums(rows)
+        return Sums(rows.u.shape[1], u.total, t, u.times(u), ut, tt)
+
+
+def target_sums(rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
+    """Return the moments that the targets have a part in: t, ut and tt."""
+    u, t = _Centred.of(rows.u), _Centred.of(rows.t)
+    squares = np.square(t.values, dtype=np.float64).sum(axis=1) + t.centre * (t.rest + t.total)
+    return t.total, u.times(t), squares
+
+
+@dataclass(frozen=True, eq=False)
+class _Centred:
+    """Values (blocks, positions, channels) about a centre near their mean."""
+
+    values: Floats
+    centre: Doubles  # (blocks, channels)
+    total: Doubles  # sum of the values as they were
+    rest: Doubles  # sum of the values about the centre: not quite zero
+
+    @classmethod
+    def of(cls, values: Floats) -> "_Centred":
+        total = values.sum(axis=1, dtype=np.float64)
+        centre = (total / values.shape[1]).astype(np.float32)
+        return cls(values - centre[:, None], centre.astype(np.float64), total, total - values.shape[1] * centre.astype(np.float64))
+
+    def times(self, other: "_Centred") -> Doubles:
+        """Return the sum over the positions of the outer products of the values as they were."""
+        product = np.matmul(self.values.transpose(0, 2, 1), other.values)
+        return np.asarray(product + _outer(self.rest, other.centre) + _outer(self.centre, other.total))
+
+
+def _outer(a: Doubles, b: Doubles) -> Doubles:
+    return np.asarray(a[:, :, None] * b[:, None, :])
+
+
+def retarget(total: Sums, parts: Iterable[tuple[Doubles, Doubles, Doubles]]) -> Sums:
+    """Return the moments of the same inputs with other targets."""
+    t, ut, tt = (functools.reduce(np.add, each) for each in zip(*parts, strict=True))
+    return replace(total, t=t, ut=ut, tt=tt)
+
+
+def predict(rows: Rows, at: Coefficients) -> Floats:
+    """Return what these coefficients give: (blocks, positions, outputs)."""
+    return np.asarray(np.matmul(rows.u, at.weight.astype(np.float32)) + at.intercept.astype(np.float32)[:, None, :])
+
+
+def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bool) -> Coefficients:
+    """Return the weights that bring the inputs closest to the targets.
+
+    They minimise |t - w u - b|^2 + damping * mean(diag uu) * |w - prior|^2 (the intercept is free): what the data do not
+    decide, such as the weights of a channel that is always zero, stays as it was.
+    """
+    gram, cross = _centred(total) if has_intercept else (total.uu, total.ut)
+    size = gram.shape[1]
+    weight = np.empty_like(prior.weight)
+    for block in range(len(gram)):
+        # Inputs that do not vary leave nothing but rounding in the Gram matrix, which must not decide anything.
+        spread = max(damping * float(np.trace(gram[block])), ROUNDING * float(np.trace(total.uu[block])))
+        ridge = spread / size or 1.0  # nothing ever came in: all stays as it was
+        matrix = gram[block] + ridge * np.eye(size)
+        weight[block] = scipy.linalg.solve(matrix, cross[block] + ridge * prior.weight[block], assume_a="pos")
+    if not has_intercept:
+        return Coefficients(weight, prior.intercept)
+    means = total.u / total.count, total.t / total.count
+    return Coefficients(weight, means[1] - np.einsum("bi,bio->bo", means[0], weight))
+
+
+def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, least: float, has_intercept: bool) -> float:
+    """Return the damping, from `least` on in steps of ten, at which what is solved on one half of the data does best on the other.
+
+    A late layer sees fewer independent samples than it has weights: with little damping it would learn them by heart.
+    """
+    best, found = float("inf"), least
+    for step in range(DAMPING_STEPS):
+        damping = least * 10.0**step
+        error = sum(
+            float(residual(other, solve(half, prior, damping=damping, has_intercept=has_intercept)).sum())
+            for half, other in (halves, halves[::-1])
+        )
+        if not error < best:
+            break
+        best, found = error, damping
+    return found
+
+
+def _centred(total: Sums) -> tuple[Doubles, Doubles]:
+    gram = total.uu - _outer(total.u, total.u) / total.count
+    cross = total.ut - _outer(total.u, total.t) / total.count
+    return gram, cross
+
+
+def residual(total: Sums, at: Coefficients) -> Doubles:
+    """Return the sum of squared errors of each output: (blocks, outputs)."""
+    w, b = at.weight, at.intercept
+    quadratic = np.einsum("bio,bij,bjo->bo", w, total.uu, w, optimize=True)
+    error = total.tt - 2 * (w * total.ut).sum(axis=1) + quadratic
+    error += b * (2 * np.einsum("bi,bio->bo", total.u, w) - 2 * total.t + total.count * b)
+    return np.asarray(np.maximum(error, 0.0))  # rounding
+
+
+def variance(total: Sums) -> Doubles:
+    """Return the sum of squared deviations of each target from its mean: (blocks, outputs)."""
+    return np.maximum(total.tt - np.square(total.t) / total.count, 0.0)

@@ -1,0 +1,73 @@
+"""What a Conv sees: the patches of its input, and its output, at some positions."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Positions = tuple[NDArray[np.intp], ...]  # sample, and place on each spatial axis
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a Conv moves over its input; one entry for each spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]  # padding
+    ends: tuple[int, ...]
+
+
+def window_of(conv: onnx.NodeProto, kernel: tuple[int, ...], size: tuple[int, ...]) -> Window:
+    """Return the window of a Conv on an input of this spatial size."""
+    lists = {attribute.name: tuple(attribute.ints) for attribute in conv.attribute}
+    rank = len(kernel)
+    strides, dilations = lists.get("strides", (1,) * rank), lists.get("dilations", (1,) * rank)
+    pads = lists.get("pads", (0,) * 2 * rank)
+    begins, ends = pads[:rank], pads[rank:]
+    auto = next((attribute.s.decode() for attribute in conv.attribute if attribute.name == "auto_pad"), "NOTSET")
+    if auto.startswith("SAME"):
+        needed = [
+            max(0, (math.ceil(length / stride) - 1) * stride + (extent - 1) * dilation + 1 - length)
+            for length, stride, extent, dilation in zip(size, strides, kernel, dilations, strict=True)
+        ]
+        less, more = tuple(pad // 2 for pad in needed), tuple(pad - pad // 2 for pad in needed)
+        begins, ends = (less, more) if auto == "SAME_UPPER" else (more, less)
+    elif auto == "VALID":
+        begins = ends = (0,) * rank
+    return Window(kernel, strides, dilations, begins, ends)
+
+
+def patches(images: NDArray[np.generic], window: Window) -> NDArray[np.generic]:
+    """Return a view (sample, place..., channel, kernel...) of all patches."""
+    rank = len(window.kernel)
+    padding = [(0, 0), (0, 0), *zip(window.begins, window.ends, strict=True)]
+    padded = np.pad(images, padding) if any(map(any, padding)) else images
+    extents = tuple((k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True))
+    view = sliding_window_view(padded, extents, axis=tuple(range(2, 2 + rank)))
+    every = slice(None)
+    strided = view[
+        (every, every, *(slice(None, None, s) for s in window.strides), *(slice(None, None, d) for d in window.dilations))
+    ]
+    return np.moveaxis(strided, 1, 1 + rank)
+
+
+def choose(counts: tuple[int, ...], most: int, rng: np.random.Generator) -> Positions | None:
+    """Return at most so many positions out of samples x places, drawn without replacement; None for all of them."""
+    total = math.prod(counts)
+    if total <= most:
+        return None
+    chosen = np.sort(rng.choice(total, most, replace=False))
+    return tuple(np.unravel_index(chosen, counts))
+
+
+def chunks(count: int, size: int) -> Iterator[slice]:
+    """Yield slices of at most this size over `count` items."""
+    for start in range(0, count, size):
+        yield slice(start, start + size)

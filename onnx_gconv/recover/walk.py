@@ -1,0 +1,84 @@
+"""A walk through a model with all calibration batches at once, each node run once."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_gconv.errors import ModelError
+from onnx_gconv.recover.flow import Flow
+from onnx_gconv.recover.store import Store
+from onnx_gconv.runtime import Feeds, run, session
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+SAMPLES_A_SHARE = 16
+
+
+def put_inputs(feeds: Iterable[Feeds], names: Sequence[str], stores: Sequence[Store]) -> list[range]:
+    """Keep the model's inputs as the first tensors of these stores, and return the batches in runs of some samples each.
+
+    A run is a piece of work for a thread: single samples would be too small to multiply matrices of.
+    """
+    samples = []
+    for number, batch in enumerate(feeds):
+        samples.append(len(batch[names[0]]))
+        for store in stores:
+            for name in names:
+                store.put(name, number, batch[name])
+    run = -(-SAMPLES_A_SHARE // max(1, samples[0]))
+    return [range(start, min(start + run, len(samples))) for start in range(0, len(samples), run)]
+
+
+class Walk:
+    """How far a model has been run: the store holds every tensor that a node still to run, or somebody later, reads."""
+
+    def __init__(self, flow: Flow, store: Store, *, later: Iterable[Collection[str]]) -> None:
+        self.flow = flow
+        self.constants: dict[str, NDArray[np.generic]] = {}  # new weights, by name
+        self._store = store
+        self._done: set[int] = set()
+        self.stops = 0
+        self._later = [set(names) for names in later]  # what each stop of the walk will ask for, in order
+        self._needed = set(flow.places_before(set().union(*self._later), ()))
+
+    def next_stop(self) -> Callable[[int], Arrays]:
+        """Return how to compute what the next stop asks for, batch by batch (in any order, on any thread)."""
+        self.stops += 1
+        wanted = self._later.pop(0)
+        known = self._store.names()
+        places = self.flow.places_before(wanted, known)
+        self._done.update(places)
+        given = {name: self._store.get(name, 0) for name in known}
+        produced = {name for place in places for name in self.flow.nodes[place].output if name}
+        outputs = sorted({name for name in produced if self._is_live(name)} | (wanted - known))
+        active = session(self.flow.piece(places, given, outputs, self.constants), threads=1) if outputs else None
+        inputs = [] if active is None else [value.name for value in active.get_inputs()]
+
+        def compute(batch: int) -> Arrays:
+            if active is not None and not self._store.has(outputs[0], batch):
+                feeds: Feeds = {name: self._store.get(name, batch) for name in inputs}
+                for name, value in run(active, feeds).items():
+                    self._store.put(name, batch, _array(name, value))
+            return {name: self._store.get(name, batch) for name in wanted}
+
+        return compute
+
+    def tidy(self) -> None:
+        """Forget what nobody will read again. Call it when every batch of a stop is done."""
+        for name in self._store.names():
+            if not self._is_live(name):
+                self._store.drop(name)
+
+    def _is_live(self, name: str) -> bool:
+        if not self.flow.is_moving(name):
+            return False  # a constant: computed anew wherever it is read
+        unread = (place for place in self.flow.readers.get(name, ()) if place in self._needed)
+        return any(place not in self._done for place in unread) or any(name in names for names in self._later)
+
+
+def _array(name: str, value: object) -> NDArray[np.generic]:
+    if not isinstance(value, np.ndarray):
+        raise ModelError(f"the tensor {name!r} is a sequence or a map, which recovery cannot carry.", hint="leave out --calib")
+    return value

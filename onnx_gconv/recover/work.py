@@ -1,0 +1,51 @@
+"""Calibration batches shared out to threads."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from onnx_gconv.recover.normal import Rows, join
+
+Result = TypeVar("Result")
+HELD_BYTES = 2**28  # rows of one site that are held in memory; more are made anew whenever they are needed
+
+
+@dataclass(frozen=True)
+class Work:
+    """A pool of threads, and the batches in runs: NumPy and ONNX Runtime leave the interpreter free while they compute."""
+
+    pool: ThreadPoolExecutor
+    shares: Sequence[range]
+
+    def positions(self, wanted: int) -> int:
+        """Return how many positions to look at in a batch, to look at so many in all."""
+        return -(-wanted // sum(map(len, self.shares)))
+
+    def rows(self, make: Callable[[int], Rows]) -> "SharedRows":
+        """Return the rows of each share of the batches, `make` being how to get those of a batch."""
+        return SharedRows(self, make)
+
+
+class SharedRows:
+    """The rows of one site, made when first asked for and held as far as they fit."""
+
+    def __init__(self, work: Work, make: Callable[[int], Rows]) -> None:
+        self._work = work
+        self._make = make
+        self._held: dict[int, Rows] = {}
+        self._bytes = 0
+
+    def map(self, function: Callable[[Rows], Result]) -> Iterable[Result]:
+        """Return what the function makes of each share, in their order, so that sums have always the same bits."""
+        return self._work.pool.map(lambda share: function(self._get(share)), self._work.shares)
+
+    def _get(self, share: range) -> Rows:
+        held = self._held.get(share.start)
+        if held is not None:
+            return held
+        rows = join([self._make(batch) for batch in share])
+        if self._bytes + rows.nbytes <= HELD_BYTES:
+            self._bytes += rows.nbytes
+            self._held[share.start] = rows
+        return rows
