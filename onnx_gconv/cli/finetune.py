@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 TEACH = """\
 Train a pruned model in PyTorch while the weights that the plan drops stay zero, and write it back into the same graph,
 ready for `apply`. MODEL is the original model (then its weights are masked first) or a masked one. With labels it learns
-from them; without, from the outputs of the dense model. With --calib it starts from weights fitted to the dense model,
-as `compress --calib` has them. Ctrl-C ends it early and keeps the best so far.
+from them; without, from the outputs of the dense model. Ctrl-C ends it early and keeps the best so far.
 
   onnx-gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx
+  onnx-gconv finetune model.onnx plan.json --calib images.npz --data images.npz -o tuned.onnx
   onnx-gconv finetune masked.onnx plan.json --teacher model.onnx --data unlabelled.npz -o tuned.onnx
-  onnx-gconv finetune model.onnx plan.json --calib images.npz --data train.npz -o tuned.onnx
   torchrun --nproc-per-node 4 -m onnx_gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx
 """
 AUGMENTATIONS = ("crop", "flip")
@@ -86,8 +85,8 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     )
     running.add_argument("--amp", action="store_true", help="compute in half precision where that is safe: faster on GPUs")
     running.add_argument("--resume", action="store_true", help="go on after the last finished epoch of the same command")
-    options.add_jobs(parser)
     options.add_seed(parser)
+    options.add_jobs(parser)
 
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -120,9 +119,10 @@ def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:
     data = open_data(args.data, source.model, preprocessing=options.preprocessing(args))
     settings = _settings(args, data)
     teacher = _teacher(args, source, plan) if settings.distill > 0 else None
-    task = Task(_start(source, plan, args, story), plan, teacher, data, source.given_shapes)
+    start = start_model(source, plan, args, story)
+    task = Task(start, plan, teacher, data, source.given_shapes)
     with story.progress("tuning") as progress:
-        listener = Listener(progress, lambda record: story.tell(_told(record, settings, has_labels=data.has_labels)))
+        listener = Listener(progress, lambda record: _tell(record, settings, story, has_labels=data.has_labels))
         tuned = finetune(task, settings, team, output=args.output, resume=args.resume, listener=listener)
     if team.is_first:
         save_atomically(tuned.model, args.output, external_data=source.has_external_data)
@@ -131,12 +131,21 @@ def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:
     return 130 if tuned.interrupted else 0
 
 
-def _start(source: Source, plan: "Plan", args: argparse.Namespace, story: Story) -> "onnx.ModelProto":
-    """Return the masked model that the training starts from; with --calib, its weights fitted to the dense model first."""
+def start_model(source: Source, plan: "Plan", args: argparse.Namespace, story: Story) -> "onnx.ModelProto":
+    """Return the masked model that the training starts from, its weights recovered first if there is --calib."""
     from onnx_gconv.rewrite.mask import mask
 
     calibration = open_calibration(source, args)
-    return mask(source.model, plan) if calibration is None else recovered(source, plan, calibration, args, story)[0].model
+    if calibration is None:
+        return mask(source.model, plan)
+    if _is_masked(source, plan):
+        raise TrainingError(
+            f"'{source.path}' is masked already, so --calib cannot fit it to what the dense model does.",
+            hint="give the dense model as MODEL, or leave out --calib",
+        )
+    fitted, recovery = recovered(source, plan, calibration, args, story)
+    story.tell(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
+    return fitted.model
 
 
 def _settings(args: argparse.Namespace, data: "Data") -> "Settings":
@@ -166,14 +175,13 @@ def _settings(args: argparse.Namespace, data: "Data") -> "Settings":
 def _teacher(args: argparse.Namespace, source: Source, plan: "Plan") -> "onnx.ModelProto":
     """Return the dense model to learn from."""
     from onnx_gconv.model.file import load
-    from onnx_gconv.rewrite.mask import dropped_share
     from onnx_gconv.verify import require_same_interface
 
     if args.teacher is not None:
         teacher = load(args.teacher)
         require_same_interface(source.model, teacher)
         return teacher
-    if plan.layers and dropped_share(source.model, plan) == 0:
+    if _is_masked(source, plan):
         raise TrainingError(
             f"'{source.path}' is masked already, so it cannot teach what the dense model knew.",
             hint="name the dense model with --teacher, or learn from labels alone with --distill 0",
@@ -181,15 +189,23 @@ def _teacher(args: argparse.Namespace, source: Source, plan: "Plan") -> "onnx.Mo
     return source.model
 
 
-def _told(record: "Record", settings: "Settings", *, has_labels: bool) -> str:
-    parts = [f"epoch {record.epoch}/{settings.epochs}" if record.epoch else "start"]
+def _is_masked(source: Source, plan: "Plan") -> bool:
+    from onnx_gconv.rewrite.mask import dropped_share
+
+    return bool(plan.layers) and dropped_share(source.model, plan) == 0
+
+
+def _tell(record: "Record", settings: "Settings", story: Story, *, has_labels: bool) -> None:
+    parts = []
     if record.train_loss is not None:
         parts.append(f"loss {record.train_loss:.4f}")
     if record.validation_loss is not None:
         parts.append(f"validation loss {record.validation_loss:.4f}")
     if record.validation_accuracy is not None:
         parts.append(f"{'accuracy' if has_labels else 'agreement with the dense model'} {record.validation_accuracy:.2%}")
-    return f"{parts[0]}: {', '.join(parts[1:])}  ({record.seconds:.0f} s)"
+    if parts:  # nothing is known of the start where nothing is held back
+        head = f"epoch {record.epoch}/{settings.epochs}" if record.epoch else "start"
+        story.tell(f"{head}: {', '.join(parts)} ({record.seconds:.0f} s)")
 
 
 def _share(text: str) -> float:

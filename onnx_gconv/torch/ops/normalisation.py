@@ -1,9 +1,10 @@
 """Normalisations. BatchNormalization trains: its statistics follow the batches unless they are frozen."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F  # noqa: N812
 
 from onnx_gconv.torch.node import Node, Results, operator
@@ -33,17 +34,32 @@ def _batch_norm_of_all(
 
     torch.nn.SyncBatchNorm does the same, but on GPUs only.
     """
+    total_of_all = _TotalOfAll.apply
     world, axes = dist.get_world_size(), [0, *range(2, x.ndim)]
-    batch_mean = all_reduce(x.mean(axes)) / world
+    batch_mean = total_of_all(x.mean(axes)) / world
     shape = [1, -1, *[1] * (x.ndim - 2)]
     centred = x - batch_mean.reshape(shape)
-    batch_variance = all_reduce(centred.square().mean(axes)) / world
+    batch_variance = total_of_all(centred.square().mean(axes)) / world
     with torch.no_grad():
         count = world * x.numel() // x.shape[1]
         mean.lerp_(batch_mean.to(mean.dtype), follow)
         variance.lerp_((batch_variance * count / max(count - 1, 1)).to(variance.dtype), follow)
     factor = scale * torch.rsqrt(batch_variance + epsilon)
     return centred * factor.reshape(shape) + bias.reshape(shape)
+
+
+class _TotalOfAll(torch.autograd.Function):
+    """The sum over all processes; its gradient is the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return _TotalOfAll.forward(ctx, gradients[0])
 
 
 @operator("InstanceNormalization")
