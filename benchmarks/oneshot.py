@@ -263,7 +263,8 @@ def write(path: Path, headed: Mapping[str, list[Row]], finished: Finished, image
         "that other work was running on as well, so that CPU seconds say more than seconds. Both are for planning and recovery, "
         "as is the peak memory of the process. `method`: recovered = `compress --calib`; masked = grouped, nothing else; "
         "BN statistics = mean and variance of each BatchNormalization measured anew; channels = the weakest inner channels of "
-        "each residual block left out (L2 norm of their filters, the same share in every block), all weights fitted by the same closed form; "
+        "each residual block left out (L2 norm of their filters, the same share in every block), all weights fitted by the same "
+        "closed form; "
         "Torch-Pruning = channels of least L1 magnitude, the same share in every layer (local) or by one ranking (global).\n"
     )
     path.write_text(head + "\n".join(page(headed, finished)) + "\n", encoding="utf-8")
