@@ -37,6 +37,20 @@ ELSEWHERE_BUDGET = "76.92%"  # a 1.3th
 ELSEWHERE_SAMPLES = 250
 # Models without CIFAR's classes: side of their images here, and whether they want them normalised.
 ELSEWHERE = {"imagenet_mobilenet_v2_bn": (224, True), "nudenet_yolov8n": (224, False)}
+HEAD = """\
+# One-shot compression without labels or training
+
+Made by `python benchmarks/oneshot.py -o benchmarks/{name} --torch PYTHON --images {images}`: CIFAR-10, top-1 in % of the first
+{images:,} test images; calibration on the first training images, without labels; seed {seed}. Seconds, CPU seconds and peak
+memory are those of planning and recovery; other work was running on the {cores} cores, so that CPU seconds say more than seconds.
+
+- recovered: `compress --calib`
+- masked: grouped, nothing else
+- BN statistics: mean and variance of each BatchNormalization measured anew
+- channels: the weakest inner channels of each residual block left out (L2 norm of their filters, the same share in every
+  block), all weights fitted by the same closed form
+- Torch-Pruning: channels of least L1 magnitude left out, the same share in every layer (local) or by one ranking (global)
+"""
 
 
 @dataclass(frozen=True)
@@ -256,17 +270,7 @@ def _line(row: Row, found: Mapping[str, Any], *, is_elsewhere: bool) -> str:
 
 def write(path: Path, headed: Mapping[str, list[Row]], finished: Finished, images: int) -> None:
     """Write the result page."""
-    head = (
-        f"# One-shot compression without labels or training\n\n"
-        f"Made by `python benchmarks/oneshot.py -o benchmarks/{path.name} --torch PYTHON --images {images}`: CIFAR-10, top-1 in % "
-        f"of the first {images:,} test images; calibration on the first training images, without labels; seed {SEED}; {JOBS} cores "
-        "that other work was running on as well, so that CPU seconds say more than seconds. Both are for planning and recovery, "
-        "as is the peak memory of the process. `method`: recovered = `compress --calib`; masked = grouped, nothing else; "
-        "BN statistics = mean and variance of each BatchNormalization measured anew; channels = the weakest inner channels of "
-        "each residual block left out (L2 norm of their filters, the same share in every block), all weights fitted by the same "
-        "closed form; "
-        "Torch-Pruning = channels of least L1 magnitude, the same share in every layer (local) or by one ranking (global).\n"
-    )
+    head = HEAD.format(name=path.name, images=images, seed=SEED, cores=JOBS)
     path.write_text(head + "\n".join(page(headed, finished)) + "\n", encoding="utf-8")
 
 

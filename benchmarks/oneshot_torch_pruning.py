@@ -7,6 +7,7 @@ runs it there. Prints one line of JSON. The weights come from the ONNX file; the
 """
 
 import argparse
+import copy
 import json
 import resource
 import sys
@@ -24,7 +25,7 @@ from torch.nn import functional
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 BATCH = 100
-STEPS = 200  # in which the pruner goes from nothing to everything; it is stopped when the budget is met
+BISECTIONS = 10  # of the pruning ratio
 TOLERANCE = 1e-4  # of the largest logit, between the torch model and the ONNX one
 
 
@@ -98,27 +99,30 @@ def macs(model: nn.Module, image: Tensor) -> int:
     return total
 
 
-def prune(model: ResNet, image: Tensor, *, most: int, is_global: bool) -> None:
-    """Take out channels of least L1 magnitude, step by step, until the MACs are within the limit.
+def pruned(model: ResNet, image: Tensor, *, most: int, is_global: bool) -> ResNet:
+    """Return the model without channels of least L1 magnitude: in one step, of the smallest ratio that is within the limit.
 
     The channels of the residual streams stay: Torch-Pruning cannot follow them through the shortcuts' padding.
     """
-    streams = [model.conv1, model.linear, *(block.conv2 for block in model.modules() if isinstance(block, Block))]
-    pruner = torch_pruning.pruner.MagnitudePruner(
-        model,
-        image,
-        importance=torch_pruning.importance.MagnitudeImportance(p=1),
-        global_pruning=is_global,
-        pruning_ratio=1.0,
-        max_pruning_ratio=1.0,
-        iterative_steps=STEPS,
-        ignored_layers=streams,
-    )
-    for _ in range(STEPS):
-        if macs(model, image) <= most:
-            return
+    low, high, found = 0.0, 1.0, None
+    for _ in range(BISECTIONS):
+        ratio, candidate = (low + high) / 2, copy.deepcopy(model)
+        inner = [block.conv1 for block in candidate.modules() if isinstance(block, Block)]
+        pruner = torch_pruning.pruner.MagnitudePruner(
+            candidate,
+            image,
+            importance=torch_pruning.importance.MagnitudeImportance(p=1),
+            global_pruning=is_global,
+            pruning_ratio=ratio,
+            ignored_layers=[m for m in candidate.modules() if isinstance(m, (nn.Conv2d, nn.Linear)) and m not in inner],
+        )
         pruner.step()
-    raise SystemExit("Torch-Pruning cannot meet the budget")
+        if macs(candidate, image) <= most:
+            high, found = ratio, candidate
+        else:
+            low = ratio
+    assert found is not None, "Torch-Pruning cannot meet the budget"
+    return found
 
 
 def measure_statistics(model: nn.Module, images: Tensor) -> None:
@@ -159,7 +163,7 @@ def main() -> None:
     model = imported(SHARED / "zoo" / f"cifar10_resnet{args.depth}_bn.onnx", args.depth, test[:8])
     whole = macs(model, test[:1])
     started, cpu_started = time.perf_counter(), time.process_time()
-    prune(model, test[:1], most=int(float(args.budget.rstrip("%")) / 100 * whole), is_global=args.scope == "global")
+    model = pruned(model, test[:1], most=int(float(args.budget.rstrip("%")) / 100 * whole), is_global=args.scope == "global")
     if args.samples:
         measure_statistics(model, train)
     cost = {

@@ -27,7 +27,7 @@ READING = {
     "plan": "plan bad.onnx --groups 2 -o out.json",
     "compress": "compress bad.onnx --groups 2 -o out.onnx",
     "mask": "mask bad.onnx plan.json -o out.onnx",
-    "apply": "apply bad.onnx plan.json -o out.onnx",
+    "apply": "apply bad.onnx plan.json --allow-drop -o out.onnx",
     "verify": "verify bad.onnx good.onnx",
     "verify the other": "verify good.onnx bad.onnx",
 }
