@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.errors import DataError
 
-MEMORY_BYTES = 2**28  # what a store keeps in memory before it writes to the disk
+MEMORY_BYTES = 2**27  # what a store keeps in memory before it writes to the disk
 
 
 class Store:
