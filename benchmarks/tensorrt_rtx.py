@@ -24,7 +24,7 @@ def layers(path: Path, shape: list[str]) -> str:
     """Return the layer counts, or the sentence with which the model is refused."""
     code, text, error, _ = run(["bench", str(path), "--runner", "tensorrt-rtx", "--json", *shape])
     if code:
-        return f"refused: {error}"
+        return f"refused: {error.replace(str(path), path.name)}"
     kinds = [layer["kind"] for layer in json.loads(text)["models"][0]["layers"]]
     return " / ".join(str(kinds.count(kind)) for kind in ("conv", "gather", "reformat", "other"))
 
