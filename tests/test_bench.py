@@ -105,6 +105,14 @@ def read_sha256(path: Path) -> str:
     return sha256(path)
 
 
+def test_an_input_without_axes_needs_no_shape(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> m (float[N] x, float s) => (float[N] y) { y = Mul (x, s) }'
+    save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    done = gconv("bench", tmp_path / "m.onnx", "--runner", "ort-cpu", "--seconds", "0.05", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["models"][0]["shapes"] == {"x": [1], "s": []}
+
+
 def test_every_runner_name_has_its_program() -> None:
     for runner in PROGRAMS:
         assert program_file(runner).is_file()

@@ -79,7 +79,8 @@ def _hint(axis: int, rank: int, spatial: int) -> int:
 
 def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
     """Return the inputs with an axis that the model leaves open, the batch too."""
-    return [value.name for value in free_inputs(model) if None in (declared_shape(value) or [None])]
+    declared = {value.name: declared_shape(value) for value in free_inputs(model)}
+    return [name for name, shape in declared.items() if shape is None or None in shape]
 
 
 def has_dynamic_axes(model: onnx.ModelProto, given: Mapping[str, Shape]) -> bool:
