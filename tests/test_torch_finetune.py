@@ -254,14 +254,22 @@ def test_the_python_of_the_readme_tunes_the_digits() -> None:
     assert distances[1] < distances[0]
 
 
-def test_the_digits_at_forty_percent_of_their_macs_come_back_within_one_point_of_dense() -> None:
-    """On 500 images without any label; masked they are at chance."""
+def digits_right(flags: str) -> int:
+    """Return how many of the 360 test images are right after tuning at 40 % of the MACs on 500 images without any label."""
     digits, images = MODELS / "digits.onnx", MODELS / "digits_calib.npz"
     run(f"plan {digits} --max-macs 40% -o digits.json")
-    flags = "--epochs 4 --lr 0.02 --batch-size 25 --augment crop --val-split 0.02"
-    run(f"finetune {digits} digits.json --calib {images} --data {images} -o tuned.onnx {flags}")
+    run(f"finetune {digits} digits.json --data {images} --batch-size 25 --val-split 0 -o tuned.onnx {flags}")
     assert "dropped 0%" in run("apply tuned.onnx digits.json -o grouped.onnx")
-    evaluation = gconv("evaluate", "grouped.onnx", "--data", MODELS / "digits_test.npz", "--reference", digits, "--json")
-    result = json.loads(evaluation.out)
-    assert result["reference_top1"] == 1.0
-    assert result["top1"] >= 0.99
+    evaluation = json.loads(gconv("evaluate", "grouped.onnx", "--data", MODELS / "digits_test.npz", "--json").out)
+    assert evaluation["samples"] == 360
+    return round(360 * evaluation["top1"])
+
+
+def test_the_digits_come_back_within_one_point_of_dense() -> None:
+    """Dense, all 360 are right."""
+    assert digits_right(f"--calib {MODELS / 'digits_calib.npz'} --jobs 1 --epochs 3 --lr 0.01 --augment crop") >= 357
+
+
+def test_training_alone_brings_the_digits_back_from_chance() -> None:
+    """Masked, 35 are right. 3.2 standard deviations of chance are 54."""
+    assert digits_right("--epochs 3 --lr 0.1") >= 300

@@ -144,6 +144,8 @@ def start_model(source: Source, plan: "Plan", args: argparse.Namespace, story: S
             hint="give the dense model as MODEL, or leave out --calib",
         )
     fitted, recovery = recovered(source, plan, calibration, args, story)
+    if args.calib == args.data and args.val_split > 0:
+        story.warn("the start was fitted to the samples held back, too, so its validation figures flatter it")
     story.tell(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
     return fitted.model
 

@@ -7,10 +7,10 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from onnx_gconv.errors import ModelError, VerifyError
+from onnx_gconv.errors import VerifyError
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.runtime import Feeds, Result, feed_batches, run, session, with_outputs
-from onnx_gconv.torch.module import OnnxModule, reads, run_node
+from onnx_gconv.torch.module import OnnxModule, explained, reads, run_node
 from onnx_gconv.torch.node import DTYPES
 from onnx_gconv.verify import Difference, batched, compare, default_tolerance, worst
 
@@ -46,17 +46,9 @@ def tensors_of(module: OnnxModule, feeds: Feeds, names: list[str]) -> dict[str, 
     was_training, device = module.training, next((p.device for p in module.parameters()), torch.device("cpu"))
     module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), explained():
             inputs = {name: to_computable(feeds[name]).to(device) for name in module.program.inputs}
             return module.run(inputs, names)
-    except ModelError:
-        raise
-    except Exception as error:  # whatever PyTorch raised
-        where = " ".join(getattr(error, "__notes__", []))
-        raise ModelError(
-            f"the model cannot run in PyTorch: {' '.join(str(error).split())[:300]} {where}".rstrip() + ".",
-            hint="tune the output of `mask` in the framework that the model came from; `apply` takes the result",
-        ) from error
     finally:
         module.train(was_training)
 
@@ -87,7 +79,8 @@ def _require_equal_nodes(module: OnnxModule, model: onnx.ModelProto, feeds: Feed
         known = parameters | {name: to_computable(values[name]) for name in values}
         for node in nodes:
             made = dict(known)
-            run_node(node, made)
+            with explained():
+                run_node(node, made)
             read = max((_largest(known[name]) for name in reads(node) if name), default=0.0)
             for name in filter(None, node.outputs):
                 expected, found = np.asarray(values[name]), _array(made[name], values[name])

@@ -15,7 +15,7 @@ from onnx_gconv.model.constants import Constants, inner_graphs
 from onnx_gconv.model.count import LEARNED_INPUTS, MULTIPLYING
 from onnx_gconv.model.shapes import free_inputs
 from onnx_gconv.torch import ops  # noqa: F401  (fills the table)
-from onnx_gconv.torch.module import Body, OnnxModule, Program, Tensors, Values, reads, run_node
+from onnx_gconv.torch.module import Body, OnnxModule, Program, Tensors, Values, explained, reads, run_node
 from onnx_gconv.torch.node import DTYPES, TABLE, Node, read_node, read_opsets
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
@@ -89,8 +89,8 @@ def _trained(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorProto]) -> 
             slots = (0, 1)
         learned |= {origins[node.input[slot]] for slot in slots if slot < len(node.input) and node.input[slot] in origins}
         if node.op_type == "BatchNormalization":
-            statistics |= {node.input[slot] for slot in STATISTICS if node.input[slot] in origins}
-    return learned - statistics, statistics & stored.keys()
+            statistics |= {origins[node.input[slot]] for slot in STATISTICS if node.input[slot] in origins}
+    return learned - statistics, statistics
 
 
 @dataclass
@@ -108,12 +108,14 @@ class _Graph:
     def add(self, proto: onnx.NodeProto) -> None:
         node = _with_bodies(read_node(proto, self.opsets), proto, self.opsets)
         inputs = [name for name in reads(node) if name]
-        if node.op == "Constant":
-            self.fixed[node.outputs[0]] = _constant(node)
+        value = _constant(node)
+        if value is not None:
+            self.fixed[node.outputs[0]] = value
         elif not _is_known(node) or not all(name in self.known or name in self.fixed for name in inputs):
             self.unknown.append(node)
         elif node.inputs and all(name in self.fixed for name in inputs):
-            run_node(node, self.fixed)
+            with explained():
+                run_node(node, self.fixed)
         else:
             self.nodes.append(node)
             self.known |= {name for name in node.outputs if name}
@@ -147,19 +149,23 @@ def _body(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
     nodes = []
     for proto in graph.node:
         node = _with_bodies(read_node(proto, opsets), proto, opsets)
-        if node.op == "Constant":
-            constants[node.outputs[0]] = _constant(node)
+        value = _constant(node)
+        if value is not None:
+            constants[node.outputs[0]] = value
         else:
             nodes.append(node)
     return Body(tuple(nodes), constants, tuple(value.name for value in graph.output))
 
 
-def _constant(node: Node) -> Tensor:
-    """Return the value of a Constant node, which has one of several attributes."""
+def _constant(node: Node) -> Tensor | None:
+    """Return the value of a Constant node, which has one of several attributes; None for text, and for other nodes."""
+    if node.op != "Constant":
+        return None
     for name, dtype in (("float", torch.float32), ("floats", torch.float32), ("int", torch.int64), ("ints", torch.int64)):
         if f"value_{name}" in node.attributes:
             return torch.tensor(node.attributes[f"value_{name}"], dtype=dtype)
-    return to_torch(node.attributes["value"])
+    value = node.get("value", None)
+    return to_torch(value) if value is not None and value.data_type in DTYPES else None
 
 
 def _require_weights(model: onnx.ModelProto, graph: _Graph) -> None:

@@ -1,12 +1,14 @@
 """An ONNX graph as a PyTorch module: its nodes run in order, its weights are parameters under their ONNX names."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from onnx_gconv.errors import GconvError, ModelError
 from onnx_gconv.torch.node import TABLE, Node, Results
 
 Values = dict[str, Tensor]
@@ -157,6 +159,21 @@ def _buffer(place: Place) -> Tensor:
     value = place[0]._buffers[place[1]]
     assert value is not None
     return value
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn whatever PyTorch raises while a model is taken in into one sentence for the user."""
+    try:
+        yield
+    except GconvError:
+        raise
+    except Exception as error:
+        where = " ".join(getattr(error, "__notes__", []))
+        raise ModelError(
+            f"the model cannot run in PyTorch: {' '.join(str(error).split())[:300]} {where}".rstrip() + ".",
+            hint="tune the output of `mask` in the framework that the model came from; `apply` takes the result",
+        ) from error
 
 
 def run_node(node: Node, values: Values, *, training: bool = False, freeze_bn: bool = True) -> None:
