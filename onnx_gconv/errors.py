@@ -47,3 +47,11 @@ class OutputError(GconvError):
 
 class DeployError(GconvError):
     """A runner, its host or what it measured: something is missing there, unreachable or malformed."""
+
+
+class PointError(GconvError):
+    """A point of an exploration could not be done; the others are."""
+
+
+class ClusterError(GconvError):
+    """A cluster cannot be reached, or cannot do our work."""
