@@ -54,8 +54,11 @@ def do(errand: Errand, job: Job, folder: Path, *, threads: int) -> None:
     take_share(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for PyTorch, which is not imported yet
     work = _Work(errand, job, folder, threads)
+    started = time.process_time()
     try:
-        outcome: dict[str, object] = {"point": vars(work.done()), "seconds": work.seconds}
+        point = work.done()
+        seconds = {**work.seconds, "cpu": round(time.process_time() - started, 3)}
+        outcome: dict[str, object] = {"point": vars(point), "seconds": seconds}
     except GconvError as error:
         outcome = {"error": str(error), "hint": error.hint}
     except Exception as error:

@@ -62,13 +62,17 @@ class Folder:
         return Point(**outcome["point"])
 
     def tidy(self, points: Sequence[Point]) -> None:
-        """Remove what unfinished jobs have left, and what earlier explorations have that these points do not."""
+        """Remove what earlier explorations have left that these points do not have."""
         kept = {file for point in points for file in self._files(point)}
+        for path in self.path.iterdir():
+            if OURS.fullmatch(path.name) and path.name not in kept:
+                path.unlink()
+
+    def drop_parts(self) -> None:
+        """Remove what unfinished jobs have left."""
         for path in self.path.iterdir():
             if UNFINISHED.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
-            elif OURS.fullmatch(path.name) and path.name not in kept:
-                path.unlink()
 
     def _files(self, point: Point) -> list[str]:
         tuned = point.finetuned or {}

@@ -1,9 +1,10 @@
 """Jobs on a Ray cluster. Its machines need not share a disk: models and .npz files travel to them, results back."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,6 @@ def run_on_ray(
 
 def require_ray() -> Any:
     """Return the module, or say how to install it."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray 2.60 asks for, else it warns
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -68,6 +68,7 @@ def _connected(ray: Any, address: str | None, cores: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start reports to nobody, unless told to
     where = {"num_cpus": cores, "include_dashboard": False} if address is None else {"address": address}
     try:
         ray.init(**where, log_to_driver=False, logging_level="error")
@@ -77,7 +78,9 @@ def _connected(ray: Any, address: str | None, cores: int) -> Iterator[None]:
             hint="--address host:port is what `ray start --head` prints; both sides need the same Ray and Python",
         ) from error
     try:
-        yield
+        # Ray prints what befalls its workers on stdout, which carries the result of the command.
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         ray.shutdown()
 

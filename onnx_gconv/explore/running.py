@@ -40,10 +40,13 @@ def run_jobs(errand: Errand, jobs: Sequence[Job], folder: Folder, engine: Engine
             yield point
     if not todo:
         return
-    for job, lost in engine(errand, todo, folder.part):
-        if lost is not None:
-            message = f"the process that made it died {TRIES} times ({lost.how})."
-            yield Failure(job.name, message, "perhaps memory ran out: try fewer --jobs")
-            continue
-        kept = folder.keep(job)
-        yield kept if isinstance(kept, Point) else Failure(job.name, kept["error"], kept["hint"], kept.get("traceback", ""))
+    try:
+        for job, lost in engine(errand, todo, folder.part):
+            if lost is not None:
+                message = f"the process that made it died {TRIES} times ({lost.how})."
+                yield Failure(job.name, message, "perhaps memory ran out: try fewer --jobs")
+                continue
+            kept = folder.keep(job)
+            yield kept if isinstance(kept, Point) else Failure(job.name, kept["error"], kept["hint"], kept.get("traceback", ""))
+    finally:
+        folder.drop_parts()
