@@ -376,7 +376,8 @@ def test_on_a_cluster_deaths_and_errors_are_told_as_here(here: Path) -> None:
 def test_a_cluster_that_is_not_there_is_an_error(here: Path) -> None:
     done = run("--eval", "test.npz", "--engine", "ray", "--address", "127.0.0.1:1")
     assert done.code == 1
-    assert "cannot connect to the Ray cluster 127.0.0.1:1" in done.err
+    assert "cannot connect to the Ray cluster 127.0.0.1:1: [Errno 111] Connection refused" in done.err
+    assert not Path("sweep").exists()
 
 
 def test_fine_tuned_points_are_trained_from_where_recovery_ended(here: Path) -> None:

@@ -29,9 +29,9 @@ def require_engine(args: argparse.Namespace) -> None:
     if args.finetune is not None:
         finetune.require_torch()
     if args.engine == "ray":
-        from onnx_gconv.explore.ray import require_ray
+        from onnx_gconv.explore.ray import require_cluster
 
-        require_ray()
+        require_cluster(args.address)
 
 
 class Exploring:

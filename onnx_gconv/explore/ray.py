@@ -1,6 +1,7 @@
 """Jobs on a Ray cluster. Its machines need not share a disk: models and .npz files travel to them, results back."""
 
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from onnx_gconv.explore.doing import do
 from onnx_gconv.explore.engine import TRIES, Lost, Parts
 from onnx_gconv.explore.job import Errand, Job
 
+SECONDS_TO_ANSWER = 20
 Files = Mapping[str, bytes]  # by path inside a folder
 
 
@@ -51,6 +53,26 @@ def run_on_ray(
                 ray.cancel(task, force=True)
 
 
+def require_cluster(address: str | None) -> None:
+    """Refuse, before any work, where Ray is not installed or nobody answers at the address."""
+    require_ray()
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # a name like `auto`, which Ray resolves
+    # Ray itself goes on trying for minutes, and then ends the process.
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: str | None, error: Exception) -> ClusterError:
+    return ClusterError(
+        f"cannot connect to the Ray cluster {address or 'of this machine'}: {error}.",
+        hint="--address host:port is what `ray start --head` prints; both sides need the same Ray and Python",
+    )
+
+
 def require_ray() -> Any:
     """Return the module, or say how to install it."""
     try:
@@ -73,10 +95,7 @@ def _connected(ray: Any, address: str | None, cores: int) -> Iterator[None]:
     try:
         ray.init(**where, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(
-            f"cannot connect to the Ray cluster {address or 'of this machine'}: {error}",
-            hint="--address host:port is what `ray start --head` prints; both sides need the same Ray and Python",
-        ) from error
+        raise _unreachable(address, error) from error
     try:
         # Ray prints what befalls its workers on stdout, which carries the result of the command.
         with redirect_stdout(sys.stderr):
