@@ -78,8 +78,13 @@ def prepare(model: onnx.ModelProto, network: Network, request: Request, progress
         return _prepare_jointly(model, network, allowed, request, left, progress)
     wanted: dict[str, Sequence[int]] = {name: [g] for name, g in rule.items()} if rule is not None else wanted_numbers(allowed)
     groupings = solve_all(model, [layer for layer in network.layers if layer.name in wanted], wanted, request, progress)
-    table = cost_table(network, allowed, groupings, request, left) if rule is None else None
+    table = _table(network, allowed, groupings, request, left) if rule is None else None
     return Prepared(network, request, left, rule, table, groupings)
+
+
+def _table(network: Network, allowed: Candidates, groupings: Groupings, request: Request, left: Left) -> Table:
+    table = cost_table(network, allowed, groupings, request, left)
+    return table.from_groups(request.least_groups) if request.least_groups else table
 
 
 def _prepare_jointly(
@@ -94,7 +99,7 @@ def _prepare_jointly(
         raise ModelError(
             _nothing(list(left.values()), "no Conv would be grouped"), hint="use --gathers free, which couples no layers"
         )
-    table = cost_table(network, joint, groupings, request, left) if rule is None else None
+    table = _table(network, joint, groupings, request, left) if rule is None else None
     return Prepared(network, request, left, rule, table, groupings)
 
 
@@ -156,7 +161,7 @@ def _plan_once(prepared: Prepared, budget: Budget, aside_ms: float, sha256: str,
         found = _search(
             prepared.table, budget if limit is None else replace(budget, max_latency_ms=limit - aside_ms), prepared.request
         )
-        chosen = _chosen(prepared.table, found.choice, left)
+        chosen = _chosen(prepared, found.choice, left)
     plan = _plan(prepared, chosen, left, budget, sha256)
     if not budget.allows(plan.after.params, plan.after.macs):
         raise BudgetError(
@@ -203,11 +208,13 @@ def _search(table: Table, budget: Budget, request: Request) -> Found:
     return Found(choice, table.cost(choice), float("-inf"))
 
 
-def _chosen(table: Table, choice: Sequence[int], left: Left) -> dict[str, int]:
+def _chosen(prepared: Prepared, choice: Sequence[int], left: Left) -> dict[str, int]:
+    assert prepared.table is not None
+    existing = {layer.name: layer.groups for layer in prepared.network.layers}
     chosen = {}
-    for row, index in zip(table.rows, choice, strict=True):
+    for row, index in zip(prepared.table.rows, choice, strict=True):
         for name in row.names:
-            if index > 0:
+            if row.options[index].groups > existing[name]:
                 chosen[name] = row.options[index].groups
             else:
                 left[name] = "the budget is met without it"
