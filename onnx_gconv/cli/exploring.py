@@ -10,6 +10,7 @@ from onnx_gconv.cli import finetune, options
 from onnx_gconv.cli.recovering import guide
 from onnx_gconv.cli.source import Source
 from onnx_gconv.cli.story import Story
+from onnx_gconv.cli.training import require_torch
 from onnx_gconv.errors import PointError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def require_engine(args: argparse.Namespace) -> None:
     """Refuse before any work where a package is missing that the flags need."""
     if args.finetune is not None:
-        finetune.require_torch()
+        require_torch("--finetune")
     if args.engine == "ray":
         from onnx_gconv.explore.ray import require_cluster
 

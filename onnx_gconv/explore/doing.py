@@ -4,7 +4,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,13 @@ import onnx
 from onnx_gconv.data.open import open_data
 from onnx_gconv.errors import GconvError
 from onnx_gconv.evaluate import evaluate
-from onnx_gconv.explore.job import Costs, Errand, Job, Tuning
+from onnx_gconv.explore.job import Errand, Job, Tuning
 from onnx_gconv.explore.point import Point, planned_point
 from onnx_gconv.model.file import load, save
 from onnx_gconv.plan import Plan, to_json
-from onnx_gconv.planning.planner import Guide, Planned, plan_guided
+from onnx_gconv.planning.planner import Planned, plan_guided
 from onnx_gconv.planning.solving import Groupings
+from onnx_gconv.planning.trial import Costs, Guide
 from onnx_gconv.recover.calibration import Calibration, calibration
 from onnx_gconv.recover.guide import CalibratedGuide
 from onnx_gconv.recover.reconstruct import Effort
@@ -41,6 +42,9 @@ class KnownCosts:
 
     def costs(self, groupings: Groupings, company: Plan | None) -> Costs:
         return self.known if company is None else self.guide.costs(groupings, company)
+
+    def following(self, names: Collection[str]) -> Mapping[str, float]:
+        return self.guide.following(names)
 
     def judge(self, plan: Plan) -> float:
         return self.guide.judge(plan)
@@ -111,7 +115,9 @@ class _Work:
 
     def _planned(self, model: onnx.ModelProto, samples: Calibration | None) -> Planned:
         errand, guide = self.errand, None
-        if samples is not None and errand.calibrating is not None:
+        count = errand.prepared.network.count
+        # Where the model fits as it is there is nothing to choose, and nothing to measure.
+        if samples is not None and errand.calibrating is not None and not self.job.budget.allows(count.params, count.macs):
             seed = errand.prepared.request.seed
             measuring = CalibratedGuide(model, samples, seed=seed, jobs=self.threads, progress=_silent)
             guide = measuring if errand.calibrating.costs is None else KnownCosts(measuring, errand.calibrating.costs)

@@ -11,9 +11,10 @@ from typing import Any
 
 from onnx_gconv.errors import OutputError
 from onnx_gconv.explore.doing import OUTCOME
-from onnx_gconv.explore.job import Costs, Job
+from onnx_gconv.explore.job import Job
 from onnx_gconv.explore.point import Point
 from onnx_gconv.files import make_folder, staged, write_text
+from onnx_gconv.planning.trial import Costs
 
 COSTS = "costs.json"
 OURS = re.compile(r"point-\d+\.(plan\.json|result\.json|(tuned\.)?onnx(\.data)?|tuned\.metrics\.jsonl)")

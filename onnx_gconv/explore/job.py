@@ -7,9 +7,8 @@ from pathlib import Path
 from onnx_gconv.data.preprocessing import Preprocessing
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.planning.planner import Prepared
+from onnx_gconv.planning.trial import Costs
 from onnx_gconv.search.budget import Budget
-
-Costs = Mapping[tuple[str, int], float]  # by layer and number of groups
 
 
 @dataclass(frozen=True)
