@@ -44,7 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     options.add_calibration(parser)
     parser.add_argument("--eval", metavar="DATA", help="measure every point on this data (without labels: how often it agrees)")
     parser.add_argument("--finetune", metavar="DATA", help="train every point on this data, too; needs PyTorch")
-    finetune.add_learning(parser)
+    finetune.add_learning(parser, "with --finetune")
     finetune.add_device(parser)
     options.add_data_flags(parser)
     engine = parser.add_argument_group("engine", "what runs the points that --calib, --eval or --finetune make")

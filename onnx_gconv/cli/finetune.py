@@ -52,9 +52,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=partial(run, parser))
 
 
-def add_learning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+def add_learning(parser: argparse.ArgumentParser, remark: str | None = None) -> "argparse._ArgumentGroup":
     """Add the flags that say how to train."""
-    learning = parser.add_argument_group("learning")
+    learning = parser.add_argument_group("learning", remark)
     learning.add_argument(
         "--distill",
         type=_share,

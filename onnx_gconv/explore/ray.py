@@ -90,7 +90,9 @@ def _connected(ray: Any, address: str | None, cores: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start reports to nobody, unless told to
+    if address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start reports to nobody, unless told to
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would give way to everything else on the machine
     where = {"num_cpus": cores, "include_dashboard": False} if address is None else {"address": address}
     try:
         ray.init(**where, log_to_driver=False, logging_level="error")
