@@ -20,13 +20,14 @@ from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import Feeds, Result, run, session
 from onnx_gconv.solve.grouping import Grouping
 
-SAMPLES = 192  # that layers are fitted to, at most
+MEASURED = 192  # samples that layers are fitted to, at most, to measure what each costs
 PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
-JUDGED = 384  # that a trial is judged on
+FITTED = 384  # that a trial is fitted to, at most
+JUDGED = 640  # others, that it is judged on
 # A trial need not find the best weights, only tell plans apart.
 TRIAL_POSITIONS_A_WEIGHT = 40
 TRIAL_LEAST_POSITIONS = 4000
-TRIAL_RELAXATIONS = 1
+TRIAL_RELAXATIONS = 0
 
 
 class CalibratedGuide:
@@ -55,7 +56,7 @@ class CalibratedGuide:
             self._model,
             model,
             {**groupings, **(_as_they_are(self._model, groupings) if company is not None else {})},
-            self._calibration.feeds(self._fitted_samples),
+            self._calibration.feeds(min(MEASURED, self._fitted_samples)),
             probes=self._batches(PROBES),
             effort=self._effort,
             progress=self._progress,
@@ -114,7 +115,7 @@ class CalibratedGuide:
         """How many samples layers are fitted to: two thirds of few, for on those that it was fitted to any plan looks good."""
         there = self._calibration.data.samples
         batches = self._batches(self._calibration.samples if there is None else min(there, self._calibration.samples))
-        return min(SAMPLES, self._calibration.batch * max(1, 2 * batches // 3))
+        return min(FITTED, self._calibration.batch * max(1, 2 * batches // 3))
 
     def _batches(self, samples: int) -> int:
         return -(-samples // self._calibration.batch)
