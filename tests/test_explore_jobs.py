@@ -20,6 +20,7 @@ import pytest
 from tiny import Finished, conv_net, gconv, listing, save, save_external, write_module
 
 from onnx_gconv.explore.point import Point, dominated
+from onnx_gconv.files import locked
 
 POINTS = 3
 NAMES = [f"point-{number:02}" for number in range(POINTS)]
@@ -256,6 +257,16 @@ def test_killed_itself_it_goes_on_and_ends_as_if_it_had_not_been(here: Path) -> 
     explore(*FLAGS, jobs=1)
     assert {name: times("sweep")[name] for name in before} == before
     assert made("sweep") == made("whole")
+
+
+def test_a_folder_that_another_process_is_writing_into_is_refused(here: Path) -> None:
+    pytest.importorskip("fcntl", reason="no locks on this system")
+    files = listing(Path("whole"))
+    with locked(Path("whole")):
+        done = run("--eval", "test.npz", folder="whole")
+    assert done.code == 1
+    assert "another process is writing into 'whole'" in done.err
+    assert listing(Path("whole")) == files
 
 
 def test_usage_errors(here: Path) -> None:

@@ -65,7 +65,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     has_jobs = _check(args, parser)
     request = options.request(args)
     from onnx_gconv.explore.point import exploration_json
-    from onnx_gconv.files import make_folder, write_text
+    from onnx_gconv.files import locked, make_folder, write_text
     from onnx_gconv.model.file import sha256
     from onnx_gconv.planning.exploration import prepare_resumable
 
@@ -80,13 +80,14 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     folder: Path = args.output
     make_folder(folder)
     digest = sha256(source.path)
-    with story.progress("solving") as progress:
-        prepared = prepare_resumable(source.model, network, request, sha256=digest, folder=folder, progress=progress)
     text, points = "", list["Point"]()
-    for points in exploring.made(prepared, calibration, digest) if has_jobs else exploring.planned(prepared, digest):
-        text = exploration_json(str(source.path), args.by, points, network, digest)
-        write_text(folder / "explore.json", text)
-    pictures = _draw(points, network, args, story) if points else []
+    with locked(folder):
+        with story.progress("solving") as progress:
+            prepared = prepare_resumable(source.model, network, request, sha256=digest, folder=folder, progress=progress)
+        for points in exploring.made(prepared, calibration, digest) if has_jobs else exploring.planned(prepared, digest):
+            text = exploration_json(str(source.path), args.by, points, network, digest)
+            write_text(folder / "explore.json", text)
+        pictures = _draw(points, network, args, story) if points else []
     if args.json:
         print(text, end="")
     elif points:
@@ -94,7 +95,8 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
         print_exploration(points, network, args.by)
     written = f"{len(points)} plans{' and models' * has_jobs}, explore.json{''.join(f', {path.name}' for path in pictures)}"
-    story.tell(f"wrote {written} into {folder}")
+    if points:
+        story.tell(f"wrote {written} into {folder}")
     exploring.require_all()
     return 0
 
