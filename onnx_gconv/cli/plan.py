@@ -95,9 +95,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     return 0
 
 
-def _refined(
-    source: Source, network: "Network", requests: "list[Request]", args: argparse.Namespace, story: Story
-) -> "Planned":
+def _refined(source: Source, network: "Network", requests: "list[Request]", args: argparse.Namespace, story: Story) -> "Planned":
     """Return the plan of a search with fine-tuning inside, and write the model it ended with if --refined asks for it."""
 
     def plan_by(model: "onnx.ModelProto", asked: "list[Request]") -> "Planned":

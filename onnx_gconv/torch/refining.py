@@ -18,9 +18,7 @@ from onnx_gconv.torch.training import OnStep, Record, Settings, Training
 class Tuner:
     """Fine-tunes models on the same data by the same settings, and from the same teacher if the settings want one."""
 
-    def __init__(
-        self, dense: onnx.ModelProto, spool: Spool, settings: Settings, team: Team, shapes: Mapping[str, Shape]
-    ) -> None:
+    def __init__(self, dense: onnx.ModelProto, spool: Spool, settings: Settings, team: Team, shapes: Mapping[str, Shape]) -> None:
         self._spool, self._settings, self._team, self._shapes = spool, settings, team, shapes
         self._teacher = load(dense, shapes=shapes, seed=settings.seed) if settings.distill > 0 else None
 
