@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=50_000, help="training images of --cifar")
     parser.add_argument("--epochs", type=int, default=30, help="of training from scratch; a third of it for fine-tuning")
     parser.add_argument("--lr", type=float, default=0.05, help="of training from scratch")
-    parser.add_argument("--tune-lr", type=float, default=0.01, help="of fine-tuning")
+    parser.add_argument("--tune-lr", type=float, default=0.05, help="of fine-tuning")
     parser.add_argument("--batch-size", type=int, default=25)
     parser.add_argument("--augment", action="store_true", help="crop and flip (digits do not survive a flip)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="train each row N times")
