@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import onnx
 
     from onnx_gconv.model.network import Network
-    from onnx_gconv.planning.planner import GathersMs, Guide, Planned
+    from onnx_gconv.planning.planner import GathersMs, Planned
     from onnx_gconv.planning.request import Request
     from onnx_gconv.planning.solving import Progress
+    from onnx_gconv.planning.trial import Guide
     from onnx_gconv.search.exact import Found
     from onnx_gconv.search.latency import Prediction
 

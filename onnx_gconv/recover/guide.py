@@ -1,6 +1,6 @@
 """What calibration data tells the planner: costs of layers, and which of several plans recovers best."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 
@@ -12,8 +12,10 @@ from onnx_gconv.model.network import find_convs
 from onnx_gconv.plan import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.divergence import divergence
+from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.reconstruct import Effort, Progress, plan_sites, reconstruct
 from onnx_gconv.recover.sensitivity import Key, sensitivities
+from onnx_gconv.recover.site import find_sites
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import Feeds, Result, run, session
 from onnx_gconv.solve.grouping import Grouping
@@ -23,6 +25,7 @@ PROBES = 48  # of them, whose outputs are measured for every layer and number of
 JUDGED = 384  # that a trial is judged on
 # A trial need not find the best weights, only tell plans apart.
 TRIAL_POSITIONS_A_WEIGHT = 40
+TRIAL_LEAST_POSITIONS = 4000
 TRIAL_RELAXATIONS = 1
 
 
@@ -32,7 +35,13 @@ class CalibratedGuide:
     def __init__(self, model: onnx.ModelProto, calibration: Calibration, *, seed: int, jobs: int, progress: Progress) -> None:
         self._model = model
         self._calibration = calibration
-        self._effort = Effort(positions_a_weight=TRIAL_POSITIONS_A_WEIGHT, relaxations=TRIAL_RELAXATIONS, seed=seed, jobs=jobs)
+        self._effort = Effort(
+            positions_a_weight=TRIAL_POSITIONS_A_WEIGHT,
+            least_positions=TRIAL_LEAST_POSITIONS,
+            relaxations=TRIAL_RELAXATIONS,
+            seed=seed,
+            jobs=jobs,
+        )
         self._progress = progress
         self._last: tuple[object, onnx.ModelProto] = (None, model)  # the plan judged last, recovered
 
@@ -55,6 +64,13 @@ class CalibratedGuide:
         for (name, _), cost in found.items():
             least[name] = min(cost, least.get(name, 0.0 if company is None else cost))
         return {key: cost - least[key[0]] for key, cost in found.items()}
+
+    def following(self, names: Collection[str]) -> dict[str, float]:
+        """Return which share of what can be fitted comes after each layer, and so mends some of its error."""
+        flow = Flow(self._model)
+        sites = find_sites(flow, Constants(self._model), {})
+        counts = flow.counts_after([site.name for site in sites])
+        return {name: counts.get(name, 0) / len(sites) for name in names}
 
     def judge(self, plan: Plan) -> float:
         """Return the divergence of the outputs after the plan and a quick reconstruction."""
