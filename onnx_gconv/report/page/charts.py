@@ -79,7 +79,7 @@ def kept_along_depth(layers: Sequence[DepthLayer], style: Style) -> Figure:
     ends = ([place - 0.5 for place in places], [place + 0.5 for place in places])
     axes.hlines(at_random, *ends, color=style.palette.third, linewidth=2, label="groups at random (1/G)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set(ylabel="importance kept", ylim=(0, 1))
+    axes.set(ylabel="importance kept", ylim=(0, min(1.0, 1.15 * max([layer.kept or 0.0 for layer in grouped] + at_random))))
     _legend(figure, axes, style)
     return figure
 
@@ -123,7 +123,7 @@ def importance_matrix(matrix: Matrix, layer: PlannedLayer, style: Style) -> Figu
 
 def image_step(matrix: Matrix) -> int:
     """Return how many rows and columns of the matrix make one pixel."""
-    return -(-max(matrix.shape) // LARGEST_IMAGE)
+    return int(-(-max(matrix.shape) // LARGEST_IMAGE))
 
 
 def time_by_kind(models: Sequence[ModelTime], style: Style) -> Figure:
@@ -151,12 +151,13 @@ def pareto(exploration: Explored, marks: Sequence[Mark], style: Style) -> Figure
     points = [(left, point) for point in exploration.points if (left := exploration.left(point)) is not None]
     axes.plot([left for left, _ in points], [point.cost for _, point in points], "o-", color=style.palette.after, label="points")
     costs = {point.name: (left, point.cost) for left, point in points}
+    room = 4.0 * max(1, len(marks) - 1)  # lines at the same place take turns
     for number, mark in enumerate(marks):
         colour = (style.palette.third, style.palette.fourth)[number % 2]
         if mark.point in costs:
             axes.plot(*costs[mark.point], "o", markersize=13, fillstyle="none", markeredgewidth=2, color=colour, label=mark.name)
         else:
-            axes.axvline(mark.left, color=colour, linestyle=("--", ":")[number // 2 % 2], label=mark.name)
+            axes.axvline(mark.left, color=colour, linestyle=(4.0 * number, (4.0, room)), label=mark.name)
     axes.set(ylabel="pruning cost", ylim=(0, None))
     _budget_axis(axes, exploration)
     _legend(figure, axes, style, names=True)
@@ -190,7 +191,7 @@ def groups_by_budget(exploration: Explored, style: Style) -> Figure:
     groups = np.array([[point.groups.get(name, 1) for name, _ in exploration.layers] for point in exploration.points], float)
     picture = np.empty((*groups.shape, 4))
     picture[..., :3] = KEPT_RGB
-    opacity = np.log2(groups) / max(1.0, float(np.log2(groups.max())))
+    opacity = np.where(groups > 1, 0.15 + 0.85 * np.log2(groups) / max(1.0, float(np.log2(groups.max()))), 0.0)
     picture[..., 3] = opacity
     axes.imshow(picture, extent=(0.5, groups.shape[1] + 0.5, groups.shape[0], 0), aspect="auto")
     left = [exploration.left(point) for point in exploration.points]
@@ -250,6 +251,8 @@ def _series(style: Style) -> tuple[str, str, str, str]:
 def _legend(figure: Figure, axes: Axes, style: Style, *, names: bool = False) -> None:
     """Put the legend above the chart, where it covers nothing; `names` may be long."""
     handles, labels = axes.get_legend_handles_labels()
+    if len(axes.containers) == 1:  # matplotlib has bars behind lines
+        handles, labels = handles[::-1], labels[::-1]
     columns = 1 if names and style.narrow else 2 if names or style.narrow else 4
     labels = [_short_name(label, style) for label in labels]
     figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, max(1, len(handles))))

@@ -1,5 +1,6 @@
 """HTML made of functions: what is `Html` is markup already, every plain string is escaped on its way in."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import NewType
@@ -10,6 +11,11 @@ Html = NewType("Html", str)
 def text(value: str) -> Html:
     """Return plain text as markup."""
     return Html(escape(value))
+
+
+def breakable(value: str) -> Html:
+    """Return a name as markup that a line may break inside, behind its separators."""
+    return Html(re.sub(r"([/._:]+)(?=[^/._:])", r"\1<wbr>", escape(value, quote=False)))
 
 
 def element(tag: str, *content: Html, **attributes: str) -> Html:
@@ -23,13 +29,13 @@ def paragraph(value: str) -> Html:
 
 
 def code(value: str) -> Html:
-    return element("code", text(value))
+    return element("code", breakable(value))
 
 
 def details(summary: str, *content: Html, is_open: bool = False) -> Html:
     """Return content that a click or the Enter key shows and hides."""
     attributes = {"open": ""} if is_open else {}
-    return element("details", element("summary", text(summary)), *content, **attributes)
+    return element("details", element("summary", breakable(summary)), *content, **attributes)
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> Html:
@@ -42,8 +48,11 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, wor
     body = [
         element(
             "tr",
-            element("th", text(row[0]), scope="row", class_="word"),
-            *(element("td", text(cell), class_=kind) for cell, kind in zip(row[1:], kinds[1:], strict=True)),
+            element("th", breakable(row[0]), scope="row", class_="word"),
+            *(
+                element("td", breakable(c) if kind == "word" else text(c), class_=kind)
+                for c, kind in zip(row[1:], kinds[1:], strict=True)
+            ),
         )
         for row in rows
     ]

@@ -125,7 +125,7 @@ def _bench_parts(bench: str, timings: list[Timing], number: int) -> Iterator[Par
             f"time-{number}",
             partial(time_by_kind, models),
             f"Milliseconds of {len(models)} models in Convs, Gathers, reformatting and other layers. The table has the numbers.",
-            f"From a run with profiling, which is slower than the median. Share of the Gathers: {'; '.join(gathers)}.",
+            f"The layers' times are from a run of their own, with profiling. Share of the Gathers: {'; '.join(gathers)}.",
         )
     if baseline is None:
         rows = [(timing.model.path, *map(str, timing.layer_counts().values())) for timing in timings]
@@ -177,7 +177,8 @@ def _same_model(run: Run, exploration: Explored) -> bool:
 
 
 def _marks_caption(marks: Sequence[Mark]) -> str:
-    rings = [f"{mark.name} is {mark.point}" for mark in marks if mark.point is not None]
+    made = [(mark.name, mark.point) for mark in marks if mark.point is not None]
+    rings = [name if name == point else f"{name} is {point}" for name, point in made]
     lines = [mark.name for mark in marks if mark.point is None]
     text_ = f"Chosen, with a ring: {', '.join(rings)}. " if rings else ""
     return text_ + (

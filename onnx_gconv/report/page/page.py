@@ -7,7 +7,7 @@ from pathlib import Path
 from onnx_gconv.errors import ReportError
 from onnx_gconv.report.page.collection import Results
 from onnx_gconv.report.page.drawing import NARROW, WIDE, files, inline_svg
-from onnx_gconv.report.page.html import Html, details, element, text
+from onnx_gconv.report.page.html import Html, breakable, details, element, text
 from onnx_gconv.report.page.other_sections import exploration_section, time_section, training_section
 from onnx_gconv.report.page.run_section import Shown, overview, run_section
 from onnx_gconv.report.page.section import Folded, Part, Picture, Section
@@ -65,7 +65,7 @@ def page(results: Results, parts: Sequence[Section]) -> str:
         element("style", Html(STYLE)),
     ]
     links = [element("li", element("a", text(part.title), href=f"#{part.anchor}")) for part in parts]
-    header = [element("h1", text(title))]
+    header = [element("h1", breakable(title))]
     if len(parts) > 1:
         header.append(element("nav", element("ul", *links), aria_label="Sections"))
     body = []
@@ -102,7 +102,7 @@ def _named(parts: Sequence[Section]) -> Iterator[tuple[Picture, str]]:
 
 
 def _section(section: Section, names: dict[Picture, str]) -> Iterator[Html]:
-    yield element("h2", text(section.title), id=section.anchor)
+    yield element("h2", breakable(section.title), id=section.anchor)
     for part in section.parts:
         yield _part(part, names)
 

@@ -82,7 +82,8 @@ def overview(runs: Sequence[Run]) -> Html:
             )
         )
     head = ("model", "grouped", "parameters", "MACs", "top-1", "time", "gathers")
-    return table("All models, and what is left of each", head, rows)
+    used = [column for column in range(len(head)) if any(row[column] for row in rows)]
+    return table("All models, and what is left of each", [head[c] for c in used], [[row[c] for c in used] for row in rows])
 
 
 def _totals(run: Run) -> tuple[dict[str, int | None], dict[str, int | None]]:
@@ -162,7 +163,7 @@ def _before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
         rows.append(("verification", "", "not run", ""))
     else:
         error = "?" if check.max_rel_error is None else f"{check.max_rel_error:.1e}"
-        rows.append(("verification", "", error, f"{'passed' if check.passed else 'FAILED'}, limit {check.tolerance:.0e}"))
+        rows.append(("verification", "", error, f"{'passed' if check.passed else 'FAILED'}, limit {check.tolerance:g}"))
     return rows
 
 

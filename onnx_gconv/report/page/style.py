@@ -25,8 +25,8 @@ table {{ border-collapse: collapse; font-size: 14px; font-variant-numeric: tabul
 th, td {{ padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: baseline; }}
 th:last-child, td:last-child {{ padding-right: 4px; }}
 thead th {{ color: var(--muted); font-weight: 600; }}
-tbody th {{ font-weight: 400; min-width: 9em; overflow-wrap: anywhere; }}
-td.word {{ min-width: 14em; overflow-wrap: anywhere; }}
+tbody th {{ font-weight: 400; }}
+.word {{ overflow-wrap: break-word; }}
 .number {{ text-align: right; white-space: nowrap; }}
 figure {{ margin: 12px 0 20px; }}
 figcaption {{ font-size: 14px; max-width: 80ch; }}
@@ -40,7 +40,11 @@ details {{ margin: 8px 0; }}
 summary {{ cursor: pointer; padding: 4px 0; color: var(--after); overflow-wrap: anywhere; }}
 :focus-visible {{ outline: 2px solid var(--after); outline-offset: 2px; }}
 .note {{ border-left: 3px solid var(--third); padding-left: 12px; }}
-@media screen and (max-width: 799px) {{ .wide {{ display: none; }} }}
+@media screen and (max-width: 799px) {{
+  .wide {{ display: none; }}
+  th, td {{ padding-right: 10px; }}
+  .number:last-child {{ white-space: normal; }}
+}}
 @media screen and (min-width: 800px) {{ .narrow {{ display: none; }} }}
 @media print {{
   :root {{ color-scheme: light; {css_variables(LIGHT)} }}
