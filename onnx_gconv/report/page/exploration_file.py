@@ -9,8 +9,8 @@ from onnx_gconv.fields import Complaint, Fields, parse_json, read_text
 
 FORMAT = 1
 MALFORMED = Complaint(ReportError, "run `onnx-gconv explore` again into the same folder")
-# What was measured of a point, in the order in which it is done to it: the key in the file, and how a page names it.
-STAGES = (("evaluation", "pruned"), ("recovery", "recovered"), ("finetuned", "fine-tuned"))
+# Where the figures of a point are that was run on data, and how a page calls what it was then.
+STAGES = (("evaluation", "without training"), ("finetuned", "fine-tuned"))
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from onnx_gconv.report.page.exploration_file import STAGES, Explored
 from onnx_gconv.report.page.html import Html, details, element, paragraph, table, text
 from onnx_gconv.report.page.metrics_file import Epoch
 from onnx_gconv.report.page.run_section import share_left
-from onnx_gconv.report.page.section import Part, Picture, Section
+from onnx_gconv.report.page.section import Folded, Part, Picture, Section
 from onnx_gconv.report.tables import ms, short
 
+OPEN_TRAININGS = 2
 SLOWEST = 12  # layers of a measured model that are listed
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -77,32 +78,33 @@ def exploration_section(exploration: Explored, results: Results) -> Section:
 
 
 def training_section(trainings: Sequence[tuple[str, tuple[Epoch, ...]]]) -> Section:
-    """Return the curves of each fine-tuning."""
+    """Return the curves of each fine-tuning; of many, as an exploration has them, only the first are shown at once."""
     parts: list[Part] = []
-    for name, epochs in trainings:
+    for number, (name, epochs) in enumerate(trainings):
         last = epochs[-1]
         accuracy = "" if last.validation_accuracy is None else f" Validation accuracy at the end: {last.validation_accuracy:.2%}."
-        rows = [
-            (
-                "start" if epoch.epoch == 0 else str(epoch.epoch),
-                *(_number(v, ".4g") for v in (epoch.learning_rate, epoch.train_loss, epoch.validation_loss)),
-                _number(epoch.validation_accuracy, ".2%"),
-                f"{epoch.seconds:.1f}",
-            )
-            for epoch in epochs
-        ]
-        head = ("epoch", "learning rate", "training loss", "validation loss", "accuracy", "seconds")
-        parts += [
-            element("h3", text(name)),
-            Picture(
-                f"training-{name.removesuffix('.jsonl')}",
-                partial(training_curves, epochs),
-                f"Losses of {epochs[-1].epoch} epochs of fine-tuning.{accuracy}",
-                f"{epochs[-1].epoch} epochs; epoch 0 is the start.{accuracy}",
-            ),
-            details("The epochs as a table", table(f"Epochs, {name}", head, rows)),
-        ]
+        picture = Picture(
+            f"training-{name.removesuffix('.jsonl')}",
+            partial(training_curves, epochs),
+            f"Losses of {last.epoch} epochs of fine-tuning.{accuracy}",
+            f"{last.epoch} epochs; epoch 0 is the start.{accuracy}",
+        )
+        parts += [Folded(name, picture, is_open=number < OPEN_TRAININGS), _epochs_table(name, epochs)]
     return Section("training", "Fine-tuning", tuple(parts))
+
+
+def _epochs_table(name: str, epochs: Sequence[Epoch]) -> Html:
+    rows = [
+        (
+            "start" if epoch.epoch == 0 else str(epoch.epoch),
+            *(_number(value, ".4g") for value in (epoch.learning_rate, epoch.train_loss, epoch.validation_loss)),
+            _number(epoch.validation_accuracy, ".2%"),
+            f"{epoch.seconds:.1f}",
+        )
+        for epoch in epochs
+    ]
+    head = ("epoch", "learning rate", "training loss", "validation loss", "accuracy", "seconds")
+    return details(f"The epochs of {name} as a table", table(f"Epochs, {name}", head, rows))
 
 
 def _bench(timing: Timing) -> str:
