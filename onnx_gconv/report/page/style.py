@@ -40,12 +40,12 @@ details {{ margin: 8px 0; }}
 summary {{ cursor: pointer; padding: 4px 0; color: var(--after); overflow-wrap: anywhere; }}
 :focus-visible {{ outline: 2px solid var(--after); outline-offset: 2px; }}
 .note {{ border-left: 3px solid var(--third); padding-left: 12px; }}
-@media screen and (max-width: 799px) {{
+@media screen and (max-width: 831px) {{
   .wide {{ display: none; }}
   th, td {{ padding-right: 10px; }}
   .number:last-child {{ white-space: normal; }}
 }}
-@media screen and (min-width: 800px) {{ .narrow {{ display: none; }} }}
+@media screen and (min-width: 832px) {{ .narrow {{ display: none; }} }}
 @media print {{
   :root {{ color-scheme: light; {css_variables(LIGHT)} }}
   body {{ font-size: 11pt; }}
