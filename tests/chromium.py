@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe"),
 )
+KEYS = {"Tab": 9, "Enter": 13, "ArrowRight": 39}
 SECONDS = 120.0  # for any answer: the machine may be busy
 
 
@@ -93,9 +95,20 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def press_tab(self) -> None:
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+    def press(self, key: str, *, text: str = "") -> None:
+        """Press and release one key; `text` is what it types, which only some keys do."""
+        for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
+            typed = {"text": text} if text and kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key], **typed)
+
+    def wait(self, script: str) -> bool:
+        """Return whether the expression becomes true; scrolling, for one, takes its time."""
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            if self.run(script):
+                return True
+            time.sleep(0.05)
+        return False
 
     def screenshot(self, path: Path) -> None:
         """Write the whole page as PNG."""
@@ -122,8 +135,6 @@ class Browser:
         return [url for url in sent if not url.startswith("data:")]
 
     def _next(self) -> dict[str, Any]:
-        import select
-
         while b"\0" not in self._unread:
             ready, _, _ = select.select([self._answers], [], [], SECONDS)
             assert ready, "the browser does not answer"
