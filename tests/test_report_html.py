@@ -89,12 +89,24 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("digits.onnx", "digits_calib.npz", "digits_test.npz"):
         shutil.copy(MODELS / name, folder)
     model = folder / "digits.onnx"
-    run("compress", model, "--max-flops", "50%", "-o", folder / "small.onnx")
+    quick = ("--effort", "0", "--jobs", "1")
+    run("compress", model, "--max-flops", "50%", *quick, "-o", folder / "small.onnx")
     calib = ("--calib", folder / "digits_calib.npz", "--calib-samples", "50", "--cost", "log")
-    run("compress", model, "--max-flops", "60%", *calib, "--eval", folder / "digits_test.npz", "-o", folder / "recovered.onnx")
-    run("explore", model, "-o", folder, "--points", "4")
+    run(
+        "compress",
+        model,
+        "--max-flops",
+        "60%",
+        *quick,
+        *calib,
+        "--eval",
+        folder / "digits_test.npz",
+        "-o",
+        folder / "recovered.onnx",
+    )
+    run("explore", model, "-o", folder, "--points", "4", *quick)
     limit = json.loads((folder / "explore.json").read_text())["points"][2]["budget"]["max_macs"]
-    run("compress", model, "--max-macs", str(limit), "-o", folder / "chosen.onnx")
+    run("compress", model, "--max-macs", str(limit), *quick, "-o", folder / "chosen.onnx")
     timing = ("--runner", "ort-cpu", "--seconds", "0.2", "--timing-out", folder / "timing.json")
     run("bench", model, folder / "small.onnx", *timing)
     (folder / "tuned.metrics.jsonl").write_text(METRICS)

@@ -42,7 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     _require_matplotlib()
-    from onnx_gconv.files import make_folder, staged, write_text
+    from onnx_gconv.files import staged
     from onnx_gconv.report.page.collection import collect
     from onnx_gconv.report.page.page import page, picture_files, sections, show
 
@@ -57,15 +57,22 @@ def run(args: argparse.Namespace) -> int:
     parts = sections(results, shown)
     text = page(results, parts)
     figures = picture_files(parts) if args.figures is not None else {}
-    if args.figures is not None:
-        make_folder(args.figures)
-        with staged(args.figures) as staging:
-            for name, data in figures.items():
-                (staging / name).write_bytes(data)
-    write_text(args.output, text)
+    with staged(args.output.parent) as staging:  # what cannot be written is met before anything is in its place
+        (staging / args.output.name).write_text(text, encoding="utf-8")
+        if args.figures is not None:
+            _write_figures(args.figures, figures)
     drawn = len(figures) // 2
     story.tell(f"wrote {args.output}" + (f", and {drawn} charts as SVG and PNG into {args.figures}" if drawn else ""))
     return 0
+
+
+def _write_figures(folder: Path, figures: dict[str, bytes]) -> None:
+    from onnx_gconv.files import make_folder, staged
+
+    make_folder(folder)
+    with staged(folder) as staging:
+        for name, data in figures.items():
+            (staging / name).write_bytes(data)
 
 
 def _require_matplotlib() -> None:

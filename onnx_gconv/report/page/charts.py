@@ -199,10 +199,14 @@ def groups_by_budget(exploration: Explored, style: Style) -> Figure:
     axes.set(ylabel=f"{_budget_name(exploration)} left", xlabel="layer, from input to output")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     used = {int(g): float(a) for g, a in zip(groups.ravel(), opacity.ravel(), strict=True)}
-    handles = [Patch(facecolor=(*KEPT_RGB, used[g]), edgecolor=style.palette.line, label=str(g)) for g in sorted(used)]
-    columns = 5 if style.narrow else 10
+    handles = [Patch(facecolor=(*KEPT_RGB, used[g]), edgecolor=style.palette.line, label=_groups_label(g)) for g in sorted(used)]
+    columns = 3 if style.narrow else 9
     figure.legend(handles=handles, loc="outside upper left", ncols=min(columns, len(handles)), title="groups", alignment="left")
     return figure
+
+
+def _groups_label(groups: int) -> str:
+    return "as it was" if groups == 1 else str(groups)
 
 
 def training_curves(epochs: Sequence[Epoch], style: Style) -> Figure:
