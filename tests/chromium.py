@@ -1,6 +1,7 @@
 """Debian's Chromium, without a window, spoken to over a pipe in its DevTools protocol: no driver, no package, no port."""
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -21,30 +22,50 @@ KEYS = {"Tab": 9, "Enter": 13, "ArrowRight": 39}
 SECONDS = 120.0  # for any answer: the machine may be busy
 
 
+def _pipe() -> tuple[int, int]:
+    """Return the two ends of a pipe, well away from the descriptors that the browser uses."""
+    ends = os.pipe()
+    moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
+    for end in ends:
+        os.close(end)
+    return moved[0], moved[1]
+
+
 class Browser:
     """One browser with one page. `events` are all messages that were no answers."""
 
     def __init__(self) -> None:
         assert PROGRAM is not None
         self._folder = tempfile.mkdtemp(prefix="onnx-gconv-chromium-")
-        read_commands, self._commands = os.pipe()
-        self._answers, write_answers = os.pipe()
-        # The browser reads descriptor 3 and writes descriptor 4.
-        script = f'exec "$0" "$@" 3<&{read_commands} 4>&{write_answers}'
-        argv = ["sh", "-c", script, PROGRAM, *FLAGS, f"--user-data-dir={self._folder}", "about:blank"]
+        (read_commands, self._commands), (self._answers, write_answers) = _pipe(), _pipe()
+
+        def connect() -> None:  # the browser reads descriptor 3 and writes descriptor 4
+            os.dup2(read_commands, 3)
+            os.dup2(write_answers, 4)
+
+        # Popen has a pipe of its own, which must not be at 3 or 4 either: these take the lowest free numbers.
+        taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
         self._process = subprocess.Popen(
-            argv,
-            pass_fds=(read_commands, write_answers),
+            [PROGRAM, *FLAGS, f"--user-data-dir={self._folder}", "about:blank"],
+            preexec_fn=connect,
+            pass_fds=(3, 4),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(read_commands)
-        os.close(write_answers)
+        for end in (read_commands, write_answers, *taken):
+            os.close(end)
         self._unread = b""
         self._number = 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
+        try:
+            self._attach()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def _attach(self) -> None:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
