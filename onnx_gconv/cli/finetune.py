@@ -10,7 +10,8 @@ from onnx_gconv.cli import options
 from onnx_gconv.cli.recovering import open_calibration, recovered
 from onnx_gconv.cli.source import Source, open_source
 from onnx_gconv.cli.story import Story
-from onnx_gconv.errors import DataError, DependencyError, TrainingError
+from onnx_gconv.cli.training import require_torch
+from onnx_gconv.errors import DataError, TrainingError
 
 if TYPE_CHECKING:
     import onnx
@@ -91,21 +92,12 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.refuse_overwriting(args, args.output, parser)
-    _require_torch()
+    require_torch("finetune")
     from onnx_gconv.torch.team import assembled
 
     with assembled(args.device) as team:
         args.quiet = args.quiet or not team.is_first  # one process talks for all
         return _tune(args, Story(args), team)
-
-
-def _require_torch() -> None:
-    try:
-        import onnx_gconv.torch  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "torch":
-            raise
-        raise DependencyError("finetune needs PyTorch, which is not installed.", hint="pip install 'torch>=2.4'") from error
 
 
 def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:

@@ -2,23 +2,29 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
 from onnx_gconv.cli.recovering import guide, open_calibration, with_strengths
+from onnx_gconv.cli.refining import add_refining, check_refining, refine
 from onnx_gconv.cli.source import Source, open_source, read_network
 from onnx_gconv.cli.story import Story
 from onnx_gconv.cli.sweeping import with_latencies
+from onnx_gconv.cli.training import require_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import onnx
+
     from onnx_gconv.model.network import Network
-    from onnx_gconv.planning.planner import GathersMs, Guide, Planned
+    from onnx_gconv.planning.planner import GathersMs, Planned
     from onnx_gconv.planning.request import Request
     from onnx_gconv.planning.solving import Progress
+    from onnx_gconv.planning.trial import Guide
     from onnx_gconv.search.exact import Found
     from onnx_gconv.search.latency import Prediction
 
@@ -28,6 +34,7 @@ Carry it out with `mask` and `apply`. Editing a plan by hand is fine: it is chec
 
   onnx-gconv plan model.onnx --max-flops 50% -o plan.json
   onnx-gconv plan model.onnx --groups 4 --exclude 'head' -o plan.json
+  onnx-gconv plan model.onnx --max-macs 30% --refine-steps 2 --refine-data train.npz -o plan.json --refined start.onnx
 """
 
 
@@ -37,6 +44,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN", help="the plan file to write; - for stdout")
     options.add_choosing(parser)
     options.add_calibration(parser)
+    add_refining(parser)
     options.add_data_flags(parser)
     options.add_json(parser)
     parser.set_defaults(run=partial(run, parser))
@@ -46,6 +54,9 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
     requests = options.requests(args)
     options.refuse_overwriting(args, args.output, parser)
+    check_refining(args, parser)
+    if args.refine_steps is not None:
+        require_torch("--refine-steps")
     from onnx_gconv.files import write_text
     from onnx_gconv.plan import to_json
     from onnx_gconv.planning.bounds import layer_bounds
@@ -56,9 +67,12 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     calibration = open_calibration(source, args)
     requests = with_strengths(requests, source, network, calibration)
     requests, gathers_ms = with_latencies(requests, source, network, args, story)
-    with story.progress("solving") as progress:
-        guided = guide(source, calibration, args, progress)
-        planned = next(feasible_plans(source, network, requests, story, progress, guide=guided, gathers_ms=gathers_ms))
+    if args.refine_steps is not None:
+        planned = _refined(source, network, requests, args, story)
+    else:
+        with story.progress("solving") as progress:
+            guided = guide(source, calibration, args, progress)
+            planned = next(feasible_plans(source, network, requests, story, progress, guide=guided, gathers_ms=gathers_ms))
     plan = planned.plan
     text = to_json(plan)
     if str(args.output) == "-":
@@ -80,6 +94,23 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         story.tell(predicted(planned.prediction))
     story.tell(f"wrote {args.output}: {len(plan.layers)} layers to group, {len(plan.skipped)} Convs as they are")
     return 0
+
+
+def _refined(source: Source, network: "Network", requests: "list[Request]", args: argparse.Namespace, story: Story) -> "Planned":
+    """Return the plan of a search with fine-tuning inside, and write the model it ended with if --refined asks for it."""
+
+    def plan_by(model: "onnx.ModelProto", asked: "list[Request]") -> "Planned":
+        with story.progress("solving") as progress:
+            tuned = replace(source, model=model)
+            return next(feasible_plans(tuned, network, asked, story, progress, guide=None, gathers_ms=None))
+
+    refined = refine(source, network, requests, args, story, plan=plan_by)
+    if args.refined is not None:
+        from onnx_gconv.model.file import save_atomically
+
+        save_atomically(refined.start, args.refined, external_data=source.has_external_data)
+        story.tell(f"wrote {args.refined}: the refined weights, masked by the plan")
+    return refined.planned
 
 
 def feasible_plans(

@@ -3,17 +3,17 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import onnx
 
 from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.plan import Plan, PlannedLayer, SkippedConv, Totals
-from onnx_gconv.planning.choosing import Candidates, Left, by_rule, candidates, cost_table, pruning_cost
+from onnx_gconv.planning.choosing import Candidates, Left, by_rule, candidates, cost_table
 from onnx_gconv.planning.coupling import solve_jointly
-from onnx_gconv.planning.request import CostName, Request
+from onnx_gconv.planning.request import Request
 from onnx_gconv.planning.solving import Groupings, Progress, solve_all
+from onnx_gconv.planning.trial import Costs, Guide, best_by_trial
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import Found, search_exact
 from onnx_gconv.search.latency import Prediction
@@ -49,19 +49,6 @@ class Planned:
     search_seconds: float = 0.0
 
 
-class Guide(Protocol):
-    """What calibration data says of a model: the planner asks, and does not know how it is found out."""
-
-    def costs(self, groupings: Groupings, company: Plan | None) -> Mapping[tuple[str, int], float]:
-        """Return how far the outputs are off with one layer grouped anew: alone, or in the company of a plan's others.
-
-        In company, a layer's present number of groups is measured too. A layer that cannot be measured has no entry.
-        """
-
-    def judge(self, plan: Plan) -> float:
-        """Return how far the outputs are off once the plan is carried out and recovered."""
-
-
 def make_plan(
     model: onnx.ModelProto,
     network: Network,
@@ -91,8 +78,13 @@ def prepare(model: onnx.ModelProto, network: Network, request: Request, progress
         return _prepare_jointly(model, network, allowed, request, left, progress)
     wanted: dict[str, Sequence[int]] = {name: [g] for name, g in rule.items()} if rule is not None else wanted_numbers(allowed)
     groupings = solve_all(model, [layer for layer in network.layers if layer.name in wanted], wanted, request, progress)
-    table = cost_table(network, allowed, groupings, request, left) if rule is None else None
+    table = _table(network, allowed, groupings, request, left) if rule is None else None
     return Prepared(network, request, left, rule, table, groupings)
+
+
+def _table(network: Network, allowed: Candidates, groupings: Groupings, request: Request, left: Left) -> Table:
+    table = cost_table(network, allowed, groupings, request, left)
+    return table.from_groups(request.least_groups) if request.least_groups else table
 
 
 def _prepare_jointly(
@@ -107,7 +99,7 @@ def _prepare_jointly(
         raise ModelError(
             _nothing(list(left.values()), "no Conv would be grouped"), hint="use --gathers free, which couples no layers"
         )
-    table = cost_table(network, joint, groupings, request, left) if rule is None else None
+    table = _table(network, joint, groupings, request, left) if rule is None else None
     return Prepared(network, request, left, rule, table, groupings)
 
 
@@ -169,7 +161,7 @@ def _plan_once(prepared: Prepared, budget: Budget, aside_ms: float, sha256: str,
         found = _search(
             prepared.table, budget if limit is None else replace(budget, max_latency_ms=limit - aside_ms), prepared.request
         )
-        chosen = _chosen(prepared.table, found.choice, left)
+        chosen = _chosen(prepared, found.choice, left)
     plan = _plan(prepared, chosen, left, budget, sha256)
     if not budget.allows(plan.after.params, plan.after.macs):
         raise BudgetError(
@@ -190,40 +182,16 @@ def _predict(prepared: Prepared, plan: Plan, gathers_ms: GathersMs | None) -> Pr
 
 
 def _guided(prepared: Prepared, budget: Budget, guide: Guide, sha256: str, gathers_ms: GathersMs | None) -> Planned:
-    """Return the plan by measured costs: of each layer grouped alone, or by trial.
-
-    What layers cost alone adds up only while it is little. So a trial judges the plan by those costs beside plans by costs
-    that need no measuring, and the best wins. With more effort it measures the layers again in the company of the best one,
-    and searches on that; with less it measures nothing but the plans.
-    """
-    table, effort = prepared.table, prepared.request.solver.effort
+    """Return the plan by measured costs: of each layer grouped alone, or by trial."""
+    table = prepared.table
     assert table is not None
 
-    def search(costs: Mapping[tuple[str, int], float]) -> Planned:
+    def search(costs: Costs) -> Planned:
         return plan_within(replace(prepared, table=table.priced(costs)), budget, sha256=sha256, gathers_ms=gathers_ms)
 
-    unmeasured = [search(_kept_costs(prepared.groupings, cost)) for cost in ("log", "share")]
     if prepared.request.cost == "sensitivity":
         return search(guide.costs(prepared.groupings, None))
-    judged: dict[tuple[PlannedLayer, ...], float] = {}
-
-    def best_of(plans: Sequence[Planned]) -> Planned:
-        for planned in plans:
-            if planned.plan.layers not in judged:
-                judged[planned.plan.layers] = guide.judge(planned.plan)
-        return min(plans, key=lambda planned: judged[planned.plan.layers])
-
-    plans = [*unmeasured]
-    if effort >= 1:
-        plans.append(search(guide.costs(prepared.groupings, None)))
-    companies = [best_of(plans), best_of(unmeasured)][: effort - 1] if effort >= 2 else []
-    for company in {planned.plan.layers: planned for planned in companies}.values():
-        plans.append(search(guide.costs(prepared.groupings, company.plan)))
-    return best_of(plans)
-
-
-def _kept_costs(groupings: Groupings, cost: CostName) -> dict[tuple[str, int], float]:
-    return {key: pruning_cost(grouping.kept, cost) for key, grouping in groupings.items()}
+    return best_by_trial(guide, prepared.groupings, search, effort=prepared.request.solver.effort)
 
 
 def without(plan: Plan, network: Network, names: Collection[str], reason: str) -> Plan:
@@ -240,11 +208,13 @@ def _search(table: Table, budget: Budget, request: Request) -> Found:
     return Found(choice, table.cost(choice), float("-inf"))
 
 
-def _chosen(table: Table, choice: Sequence[int], left: Left) -> dict[str, int]:
+def _chosen(prepared: Prepared, choice: Sequence[int], left: Left) -> dict[str, int]:
+    assert prepared.table is not None
+    existing = {layer.name: layer.groups for layer in prepared.network.layers}
     chosen = {}
-    for row, index in zip(table.rows, choice, strict=True):
+    for row, index in zip(prepared.table.rows, choice, strict=True):
         for name in row.names:
-            if index > 0:
+            if row.options[index].groups > existing[name]:
                 chosen[name] = row.options[index].groups
             else:
                 left[name] = "the budget is met without it"

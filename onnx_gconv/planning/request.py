@@ -36,6 +36,7 @@ class Request:
     gathers: GathersName = "free"
     seed: int = 0
     jobs: int = 1
+    least_groups: Mapping[str, int] = field(default_factory=dict)  # by layer, where a search goes on from an earlier plan
     latencies: LayerLatencies | None = None  # measured times, for a budget in milliseconds
 
     @property

@@ -1,5 +1,7 @@
 """How values flow through a graph, and the pieces of it that compute some tensors from others."""
 
+import functools
+import operator
 from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
@@ -50,6 +52,17 @@ class Flow:
         """Return whether one tensor is computed from another."""
         places = self.places_before([name], ())
         return name == on or self.producer.get(on) in places
+
+    def counts_after(self, marked: Collection[str]) -> dict[str, int]:
+        """Return, for each tensor, how many of the marked ones are computed from it, itself not counted."""
+        bits = {name: 1 << number for number, name in enumerate(marked)}
+        after: dict[str, int] = {}  # as sets of bits, for branches meet again
+        for place in reversed(range(len(self.nodes))):
+            outputs = self.nodes[place].output
+            found = functools.reduce(operator.or_, (after.get(name, 0) | bits.get(name, 0) for name in outputs), 0)
+            for name in node_reads(self.nodes[place]):
+                after[name] = after.get(name, 0) | found
+        return {name: found.bit_count() for name, found in after.items()}
 
     def piece(self, places: Collection[int], given: Values, wanted: Collection[str], constants: Values) -> onnx.ModelProto:
         """Return these nodes as a model from the given tensors to the wanted ones.

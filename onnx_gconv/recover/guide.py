@@ -1,6 +1,6 @@
 """What calibration data tells the planner: costs of layers, and which of several plans recovers best."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 
@@ -12,18 +12,22 @@ from onnx_gconv.model.network import find_convs
 from onnx_gconv.plan import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.divergence import divergence
+from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.reconstruct import Effort, Progress, plan_sites, reconstruct
 from onnx_gconv.recover.sensitivity import Key, sensitivities
+from onnx_gconv.recover.site import find_sites
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import Feeds, Result, run, session
 from onnx_gconv.solve.grouping import Grouping
 
-SAMPLES = 192  # that layers are fitted to, at most
+MEASURED = 192  # samples that layers are fitted to, at most, to measure what each costs
 PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
-JUDGED = 384  # that a trial is judged on
+FITTED = 384  # that a trial is fitted to, at most
+JUDGED = 640  # others, that it is judged on
 # A trial need not find the best weights, only tell plans apart.
 TRIAL_POSITIONS_A_WEIGHT = 40
-TRIAL_RELAXATIONS = 1
+TRIAL_LEAST_POSITIONS = 4000
+TRIAL_RELAXATIONS = 0
 
 
 class CalibratedGuide:
@@ -32,7 +36,13 @@ class CalibratedGuide:
     def __init__(self, model: onnx.ModelProto, calibration: Calibration, *, seed: int, jobs: int, progress: Progress) -> None:
         self._model = model
         self._calibration = calibration
-        self._effort = Effort(positions_a_weight=TRIAL_POSITIONS_A_WEIGHT, relaxations=TRIAL_RELAXATIONS, seed=seed, jobs=jobs)
+        self._effort = Effort(
+            positions_a_weight=TRIAL_POSITIONS_A_WEIGHT,
+            least_positions=TRIAL_LEAST_POSITIONS,
+            relaxations=TRIAL_RELAXATIONS,
+            seed=seed,
+            jobs=jobs,
+        )
         self._progress = progress
         self._last: tuple[object, onnx.ModelProto] = (None, model)  # the plan judged last, recovered
 
@@ -46,7 +56,7 @@ class CalibratedGuide:
             self._model,
             model,
             {**groupings, **(_as_they_are(self._model, groupings) if company is not None else {})},
-            self._calibration.feeds(self._fitted_samples),
+            self._calibration.feeds(min(MEASURED, self._fitted_samples)),
             probes=self._batches(PROBES),
             effort=self._effort,
             progress=self._progress,
@@ -55,6 +65,13 @@ class CalibratedGuide:
         for (name, _), cost in found.items():
             least[name] = min(cost, least.get(name, 0.0 if company is None else cost))
         return {key: cost - least[key[0]] for key, cost in found.items()}
+
+    def following(self, names: Collection[str]) -> dict[str, float]:
+        """Return which share of what can be fitted comes after each layer, and so mends some of its error."""
+        flow = Flow(self._model)
+        sites = find_sites(flow, Constants(self._model), {})
+        counts = flow.counts_after([site.name for site in sites])
+        return {name: counts.get(name, 0) / len(sites) for name in names}
 
     def judge(self, plan: Plan) -> float:
         """Return the divergence of the outputs after the plan and a quick reconstruction."""
@@ -98,7 +115,7 @@ class CalibratedGuide:
         """How many samples layers are fitted to: two thirds of few, for on those that it was fitted to any plan looks good."""
         there = self._calibration.data.samples
         batches = self._batches(self._calibration.samples if there is None else min(there, self._calibration.samples))
-        return min(SAMPLES, self._calibration.batch * max(1, 2 * batches // 3))
+        return min(FITTED, self._calibration.batch * max(1, 2 * batches // 3))
 
     def _batches(self, samples: int) -> int:
         return -(-samples // self._calibration.batch)

@@ -25,7 +25,7 @@ class Row:
     """One decision: a layer, or several that share a weight and so can only shrink together."""
 
     names: tuple[str, ...]
-    options: tuple[Option, ...]  # ascending in groups; the first is the layer as it is
+    options: tuple[Option, ...]  # ascending in groups; the first is the layer as it is, or as an earlier choice has it
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,15 @@ class Table:
             for row in self.rows
         )
         return replace(self, rows=tuple(rows))
+
+    def from_groups(self, least: Mapping[str, int]) -> "Table":
+        """Return the table without the numbers of groups below those of an earlier choice, by layer."""
+
+        def left(row: Row) -> tuple[Option, ...]:
+            fewest = max(least.get(name, 0) for name in row.names)
+            return tuple(option for option in row.options if option.groups >= fewest)
+
+        return replace(self, rows=tuple(Row(row.names, left(row)) for row in self.rows))
 
     def smallest(self) -> list[int]:
         """Return the choice with every layer at its largest number of groups."""

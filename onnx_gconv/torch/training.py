@@ -137,7 +137,7 @@ class Training:
         with torch.no_grad():
             for numbers in self.team.share(self.split.validation).split(VALIDATION_BATCH):
                 if len(numbers):
-                    sums += self._validated(self.spool.take(numbers).to(self.team.device))
+                    sums += self._validated(_laid_out(self.spool.take(numbers).to(self.team.device)))
         loss, right, judged, samples = self.team.total(sums).tolist()
         return Record(
             epoch=epoch,
@@ -170,7 +170,7 @@ class Training:
             samples = self.spool.take(order[step * self.batch :][mine]).to(self.team.device)
             crop, flip, part = self.settings.crop, self.settings.flip, drawn.part(mine)
             inputs = {name: augmented(value, part, crop=crop, flip=flip) for name, value in samples.inputs.items()}
-            yield Samples(inputs, samples.labels)
+            yield _laid_out(Samples(inputs, samples.labels))
 
     def _step(self, samples: Samples, lr: float) -> tuple[float, int | None]:
         """Return the loss before the step, and for how many samples the class was right."""
@@ -202,6 +202,19 @@ class Training:
             return nullcontext()
         kind = self.team.device.type
         return torch.autocast(kind, dtype=torch.float16 if kind == "cuda" else torch.bfloat16)
+
+
+def _laid_out(samples: Samples) -> Samples:
+    """Return the samples with the channels of images innermost on the CPU, where Convs and BatchNormalization are faster so.
+
+    What a node makes is laid out as what it reads, so it is enough to lay out the inputs. Results differ by rounding only.
+    """
+
+    def laid_out(value: Tensor) -> Tensor:
+        is_image_here = value.ndim == 4 and value.device.type == "cpu"
+        return value.contiguous(memory_format=torch.channels_last) if is_image_here else value
+
+    return Samples({name: laid_out(value) for name, value in samples.inputs.items()}, samples.labels)
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

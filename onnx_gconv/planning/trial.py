@@ -1,0 +1,122 @@
+"""Plans by trial: several are made, each is carried out and recovered in a hurry, and what is left of the outputs decides.
+
+What a layer costs is not known beforehand. Whatever is taken for it, the layers that come after one are fitted to
+what is left of it, and mend a part of its error; so the costs of early layers are discounted. How much is tried, too.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from onnx_gconv.plan import Plan, PlannedLayer
+from onnx_gconv.planning.choosing import pruning_cost
+from onnx_gconv.planning.request import CostName
+from onnx_gconv.planning.solving import Groupings
+
+Costs = Mapping[tuple[str, int], float]  # by layer and number of groups
+
+# A layer that the whole model follows costs exp(-discount) of what it would cost at the end.
+DISCOUNTS = (0.0, 1.0, 2.0, 4.0, 8.0)
+FIRST = 2  # the place of the discount that is tried first
+FIRST_IN_COMPANY = 1  # of these costs the mending by others is a part already
+
+
+class Guide(Protocol):
+    """What calibration data says of a model: the planner asks, and does not know how it is found out."""
+
+    def costs(self, groupings: Groupings, company: Plan | None) -> Costs:
+        """Return how far the outputs are off with one layer grouped anew: alone, or in the company of a plan's others.
+
+        In company, a layer's present number of groups is measured too. A layer that cannot be measured has no entry.
+        """
+
+    def following(self, names: Collection[str]) -> Mapping[str, float]:
+        """Return which share of all that recovery fits comes after each layer, from 0 to 1."""
+
+    def judge(self, plan: Plan) -> float:
+        """Return how far the outputs are off once the plan is carried out and recovered."""
+
+
+class HasPlan(Protocol):
+    @property
+    def plan(self) -> Plan: ...
+
+
+Found = TypeVar("Found", bound=HasPlan)
+Search = Callable[[Costs], Found]
+
+
+@dataclass(frozen=True)
+class _Tried(Generic[Found]):
+    """A plan, and how far off its outputs are."""
+
+    found: Found
+    off: float
+
+
+class _Trial(Generic[Found]):
+    """Plans tried so far: no plan is judged twice, whatever costs it was found by."""
+
+    def __init__(self, guide: Guide, groupings: Groupings, search: Search[Found]) -> None:
+        self._guide = guide
+        self._search = search
+        self._following = guide.following({name for name, _ in groupings})
+        self._off: dict[tuple[PlannedLayer, ...], float] = {}
+
+    def climb(self, costs: Costs, start: int, *, steps: int) -> _Tried[Found]:
+        """Return the best plan found by these costs, going from one discount to the next as long as that is better."""
+        best = self._tried(costs, start)
+        for direction in (1, -1):
+            place = start + direction
+            for _ in range(steps):
+                if not 0 <= place < len(DISCOUNTS):
+                    break
+                other = self._tried(costs, place)
+                if other.off >= best.off:
+                    break
+                best, place = other, place + direction
+            if place != start + direction:
+                break  # it went up, so down is worse
+        return best
+
+    def _tried(self, costs: Costs, place: int) -> _Tried[Found]:
+        discount = DISCOUNTS[place]
+        found = self._search({key: cost * math.exp(-discount * self._following.get(key[0], 0.0)) for key, cost in costs.items()})
+        layers = found.plan.layers
+        if layers not in self._off:
+            off = self._guide.judge(found.plan)
+            self._off[layers] = math.inf if math.isnan(off) else off
+        return _Tried(found, self._off[layers])
+
+
+def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Found], *, effort: int) -> Found:
+    """Return the plan that recovers best, of those that `search` finds by several costs.
+
+    Costs are what is kept of a layer, as -log and as a share, and from effort 1 on what it costs measured alone. The best
+    of them is then tried with other discounts, from effort 3 on each. From effort 2 on the layers are measured again in the
+    company of the best plan, at effort 3 twice.
+    """
+    trial = _Trial(guide, groupings, search)
+    families: list[Costs] = [_kept_costs(groupings, "log"), _kept_costs(groupings, "share")]
+    if effort >= 1:
+        families.append(guide.costs(groupings, None))
+    tried = [trial.climb(costs, FIRST, steps=len(DISCOUNTS) if effort >= 3 else 0) for costs in families]
+    best = min(tried, key=_off)
+    if effort >= 1:
+        best = min(best, trial.climb(families[tried.index(best)], FIRST, steps=len(DISCOUNTS)), key=_off)
+    for _ in range(effort - 1):
+        in_company = guide.costs(groupings, best.found.plan)
+        other = trial.climb(in_company, FIRST_IN_COMPANY, steps=len(DISCOUNTS))
+        if other.off >= best.off:
+            break
+        best = other
+    return best.found
+
+
+def _off(tried: _Tried[Found]) -> float:
+    return tried.off
+
+
+def _kept_costs(groupings: Groupings, cost: CostName) -> dict[tuple[str, int], float]:
+    return {key: pruning_cost(grouping.kept, cost) for key, grouping in groupings.items()}
