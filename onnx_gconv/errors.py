@@ -47,3 +47,7 @@ class OutputError(GconvError):
 
 class DeployError(GconvError):
     """A runner, its host or what it measured: something is missing there, unreachable or malformed."""
+
+
+class ReportError(GconvError):
+    """There is nothing to report on, or a file that a report is made from is malformed."""
