@@ -128,7 +128,7 @@ def budgets(args: argparse.Namespace) -> None:
     counts = "budgets", "exceeded", "gap 0", "largest gap", "looser but dearer"
     header("model", "kind", *counts, "used, least", "used, median", "under 99 %", "mean CPU s", "worst CPU s")
     each = -(-args.budgets // (len(args.models) * len(args.kinds)))
-    shares = np.random.default_rng(0).random((each, 2))
+    shares = np.random.default_rng(args.seed).random((each, 2))
     with ProcessPoolExecutor(args.jobs) as pool:
         for name, kind in itertools.product(args.models, args.kinds):
             table = table_of(args.arch / f"{name}.onnx")
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=500, help="small tables to solve by brute force")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="for the sections proof and budgets")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="for the sections proof and budgets")
+    parser.add_argument("--seed", type=int, default=0, help="of the random budgets")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--arch", type=Path, default=Path("/tmp/arch"))
     args = parser.parse_args()

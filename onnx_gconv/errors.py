@@ -55,3 +55,7 @@ class PointError(GconvError):
 
 class ClusterError(GconvError):
     """A cluster cannot be reached, or cannot do our work."""
+
+
+class ReportError(GconvError):
+    """There is nothing to report on, or a file that a report is made from is malformed."""

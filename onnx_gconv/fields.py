@@ -1,7 +1,9 @@
 """JSON objects read field by field, with every wrong type named: the file, the place in it, the field."""
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from onnx_gconv.errors import GconvError
 
@@ -62,6 +64,14 @@ class Fields:
     def maybe_number(self, field: str) -> float | None:
         return None if self.any(field) is None else self.number(field)
 
+    def optional_inner(self, field: str) -> "Fields | None":
+        """Return the object, or None where the field is null or missing."""
+        return None if self._data.get(field) is None else self.inner(field)
+
+    def optional_number(self, field: str) -> float | None:
+        """Return the number, or None where the field is null or missing."""
+        return None if self._data.get(field) is None else self.number(field)
+
     def items(self, field: str) -> list[object]:
         value = self.any(field)
         if not isinstance(value, list):
@@ -86,6 +96,26 @@ class Fields:
 
     def _mistyped(self, field: str, wanted: str, value: object) -> GconvError:
         return self.wrong(f"{field!r} must be {wanted}, not {kind(value)}", f"{self._complaint.remedy} or mend the field")
+
+
+def read_text(path: Path, complaint: Complaint) -> str:
+    """Return the text of the file, or complain about it in the user's words."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise complaint.error(f"there is no file '{path}'.", hint="check the path") from error
+    except OSError as error:
+        raise complaint.error(f"cannot read '{path}': {error.strerror}.", hint="check the file's permissions") from error
+    except ValueError as error:
+        raise complaint.error(f"'{path}' is not UTF-8 text.", hint=complaint.remedy) from error
+
+
+def parse_json(text: str, where: str, complaint: Complaint) -> object:
+    """Return what the JSON text stands for; `where` begins the message if it stands for nothing."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, a number of 5,000 digits, a thousand brackets
+        raise complaint.error(f"{where} is not JSON: {error}.", hint=complaint.remedy) from error
 
 
 def kind(value: object) -> str:

@@ -100,15 +100,17 @@ def test_the_same_command_gives_the_same_bytes_and_another_seed_others() -> None
     assert Path("tuned.onnx").read_bytes() != first
 
 
-def interrupted_after(steps: int, command: str, monkeypatch: pytest.MonkeyPatch) -> Finished:
-    """Run a command and press Ctrl-C in the middle of a step."""
+def interrupted_after(
+    steps: int, command: str, monkeypatch: pytest.MonkeyPatch, by: type[BaseException] = KeyboardInterrupt
+) -> Finished:
+    """Run a command and press Ctrl-C, or worse, in the middle of an epoch."""
     done, step = 0, Training._step
 
     def pressing(self: Training, *args: object) -> object:
         nonlocal done
         done += 1
         if done > steps:
-            raise KeyboardInterrupt
+            raise by
         return step(self, *args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
@@ -128,6 +130,26 @@ def test_ctrl_c_keeps_the_best_so_far_and_resuming_ends_where_the_uninterrupted_
     assert Path("tuned.onnx").read_bytes() == Path("whole.onnx").read_bytes()
     for one, other in zip(history(), history("whole.metrics.jsonl"), strict=True):
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+class Killed(BaseException):
+    """The end of a process that gets no chance to save anything."""
+
+
+def test_killed_in_the_middle_of_an_epoch_it_resumes_and_ends_where_the_uninterrupted_run_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run(f"{TUNE} labelled.npz".replace("tuned.onnx", "whole.onnx"))
+    steps = (SAMPLES - 24) // 16
+    with pytest.raises(Killed):
+        interrupted_after(2 * steps + 2, f"{TUNE} labelled.npz", monkeypatch, by=Killed)
+    assert [record["epoch"] for record in history()] == [0, 1, 2]
+    assert not Path("tuned.onnx").exists()
+    run(f"{TUNE} labelled.npz --resume")
+    assert Path("tuned.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+    assert [{**record, "seconds": 0} for record in history()] == [
+        {**record, "seconds": 0} for record in history("whole.metrics.jsonl")
+    ]
 
 
 def test_ctrl_c_in_the_first_epoch_writes_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

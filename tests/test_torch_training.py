@@ -16,9 +16,9 @@ from onnx_gconv.torch.augment import Draw, augmented, draw  # noqa: E402
 from onnx_gconv.torch.checkpoint import Checkpoint  # noqa: E402
 from onnx_gconv.torch.loss import TEMPERATURE, Loss  # noqa: E402
 from onnx_gconv.torch.schedule import factor  # noqa: E402
-from onnx_gconv.torch.spool import Spool, spooled  # noqa: E402
+from onnx_gconv.torch.spool import Samples, Spool, spooled  # noqa: E402
 from onnx_gconv.torch.team import Team, assembled  # noqa: E402
-from onnx_gconv.torch.training import Settings, Training, split  # noqa: E402
+from onnx_gconv.torch.training import Settings, Training, _laid_out, split  # noqa: E402
 
 ALONE = Team(0, 1, 0, torch.device("cpu"))
 SETTINGS = Settings(
@@ -189,6 +189,15 @@ def test_a_record_of_validation_is_what_the_model_does_on_the_part_held_back() -
     assert record.validation_accuracy == pytest.approx(float((scores.argmax(1) == held.labels).float().mean()))
     assert record.validation_loss == pytest.approx(float(torch.nn.functional.cross_entropy(scores, held.labels)), rel=1e-6)
     assert record.train_loss is None
+
+
+def test_images_go_in_with_their_channels_innermost_and_their_values_as_they_were() -> None:
+    images, rows = torch.arange(2.0 * 3 * 4 * 5).reshape(2, 3, 4, 5), torch.arange(6.0).reshape(2, 3)
+    laid_out = _laid_out(Samples({"images": images, "rows": rows}, torch.tensor([0, 1])))
+    assert laid_out.inputs["images"].stride() == (60, 1, 15, 3)
+    assert torch.equal(laid_out.inputs["images"], images)
+    assert laid_out.inputs["rows"] is rows
+    assert laid_out.labels is not None
 
 
 def test_half_precision_on_the_cpu_learns_too() -> None:

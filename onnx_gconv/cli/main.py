@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from onnx_gconv import __version__
-from onnx_gconv.cli import apply, bench, compress, evaluate, explore, export, finetune, inspect, mask, plan, verify
+from onnx_gconv.cli import apply, bench, compress, evaluate, explore, export, finetune, inspect, mask, plan, report, verify
 from onnx_gconv.errors import GconvError
 
 DESCRIPTION = """\
@@ -38,12 +38,16 @@ or look at many budgets first:
 and measure, here or on a device:
 
   onnx-gconv bench    model.onnx model.gconv.onnx --runner trtexec --host ssh://nvidia@jetson
+
+and see it all on one page:
+
+  onnx-gconv report   model.gconv.report.json -o page.html
 """
 # NumPy's BLAS reads this when it is first imported, which is after this. Our matrices are small, and its threads, waiting for
 # a core that somebody else uses, made a solve fifteen times slower. One thread also adds up in one order, always.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-COMMANDS = (inspect, compress, plan, mask, finetune, apply, verify, evaluate, explore, export, bench)
+COMMANDS = (inspect, compress, plan, mask, finetune, apply, verify, evaluate, explore, export, bench, report)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -68,7 +68,7 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=_natural, default=0, metavar="N", help="seed of everything random (default 0)")
+    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of everything random (default 0)")
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +181,7 @@ def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
     )
     how.add_argument(
         "--sort-rounds",
-        type=_natural,
+        type=natural,
         default=10,
         metavar="N",
         help="N_S of --solver paper, rounds of sorting a block (default 10)",
@@ -291,7 +291,8 @@ def positive_number(text: str) -> float:
     return value
 
 
-def _natural(text: str) -> int:
+def natural(text: str) -> int:
+    """Return a whole number from 0 on."""
     return _whole(text, least=0)
 
 

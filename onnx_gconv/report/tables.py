@@ -88,9 +88,9 @@ def print_outcome(outcome: Outcome) -> None:
     latency, verification = outcome.latency, outcome.verification
     if outcome.predicted is not None:
         before, after, ratio = outcome.predicted.before_ms, outcome.predicted.after_ms, outcome.predicted.ratio
-        table.add_row(f"predicted, {outcome.predicted.runner}", _ms(before), _ms(after), f"{ratio:.1%}")
+        table.add_row(f"predicted, {outcome.predicted.runner}", ms(before), ms(after), f"{ratio:.1%}")
     if latency is not None:
-        table.add_row(f"latency, {latency.runner}", _ms(latency.before_ms), _ms(latency.after_ms), f"{latency.ratio:.1%}")
+        table.add_row(f"latency, {latency.runner}", ms(latency.before_ms), ms(latency.after_ms), f"{latency.ratio:.1%}")
     recovery = outcome.recovery
     if recovery is not None:
         table.add_row(
@@ -180,12 +180,13 @@ def print_timings(timings: Sequence[Timing]) -> None:
         if now is None or baseline is None:
             table.add_row(timing.model.path, *map(str, timing.layer_counts().values()))
         else:
-            parts = [_ms(value) for value in timing.summary.values()] if timing.layers else [""] * 4
-            table.add_row(timing.model.path, _ms(now.median), _ms(now.p95), f"{now.median / baseline.median:.1%}", *parts)
+            parts = [ms(value) for value in timing.summary.values()] if timing.layers else [""] * 4
+            table.add_row(timing.model.path, ms(now.median), ms(now.p95), f"{now.median / baseline.median:.1%}", *parts)
     _console().print(table)
 
 
-def _ms(value: float | None) -> str:
+def ms(value: float | None) -> str:
+    """Return a time in milliseconds; a question mark when it is not known."""
     return "?" if value is None else f"{value:.4g} ms"
 
 

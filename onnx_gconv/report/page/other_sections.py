@@ -1,0 +1,223 @@
+"""The sections beside the compressed models: time, an exploration, fine-tuning."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import get_args
+
+from onnx_gconv.deploy.timing_file import Kind, Timing
+from onnx_gconv.report.page.charts import (
+    Mark,
+    ModelTime,
+    accuracy_by_budget,
+    groups_by_budget,
+    pareto,
+    time_by_kind,
+    training_curves,
+)
+from onnx_gconv.report.page.collection import Results, Run
+from onnx_gconv.report.page.exploration_file import STAGES, Explored
+from onnx_gconv.report.page.html import Html, details, element, paragraph, table, text
+from onnx_gconv.report.page.metrics_file import Epoch
+from onnx_gconv.report.page.run_section import share_left
+from onnx_gconv.report.page.section import Folded, Part, Picture, Section
+from onnx_gconv.report.tables import ms, short
+
+OPEN_TRAININGS = 2
+SLOWEST = 12  # layers of a measured model that are listed
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+def time_section(timings: Sequence[tuple[str, Timing]]) -> Section:
+    """Return where the milliseconds went, the models of each device together."""
+    parts: list[Part] = []
+    ordered = sorted(enumerate(timings), key=lambda item: (_bench(item[1][1]), item[0]))
+    for number, (bench, group) in enumerate(groupby(ordered, key=lambda item: _bench(item[1][1])), start=1):
+        parts += _bench_parts(bench, [timing for _, (_, timing) in group], number)
+    return Section("time", "Time", tuple(parts))
+
+
+def exploration_section(exploration: Explored, results: Results) -> Section:
+    """Return what each budget costs, and what was made of it."""
+    marks = _marks(exploration, results)
+    parts: list[Part] = [
+        paragraph(
+            f"{len(exploration.points)} budgets of {exploration.model}, from the model as it is to the smallest it can become."
+        ),
+        element("h3", text("Cost of each budget")),
+        Picture(
+            "exploration-cost",
+            partial(pareto, exploration, marks),
+            f"Pruning cost of {len(exploration.points)} budgets against the {_by(exploration)} that are left.",
+            "No choice of groups costs less within its budget where the search has proven it. " + _marks_caption(marks),
+        ),
+    ]
+    title, accuracies = _accuracies(exploration)
+    if accuracies:
+        parts += [
+            element("h3", text("Accuracy of each budget")),
+            Picture(
+                "exploration-accuracy",
+                partial(accuracy_by_budget, exploration, accuracies, marks if title == "top-1" else (), title),
+                f"{title} of the budgets against the {_by(exploration)} that are left.",
+                f"{title} of each point that was evaluated.",
+            ),
+        ]
+    parts += [
+        element("h3", text("Groups along the depth, for each budget")),
+        Picture(
+            "exploration-groups",
+            partial(groups_by_budget, exploration),
+            "Number of groups of every Conv at every budget: the smaller the budget the more groups.",
+            "One row for each budget; the stronger the colour the more groups.",
+        ),
+        details("The points as a table", _points_table(exploration, title, accuracies, marks)),
+    ]
+    return Section("exploration", "Exploration", tuple(parts))
+
+
+def training_section(trainings: Sequence[tuple[str, tuple[Epoch, ...]]]) -> Section:
+    """Return the curves of each fine-tuning; of many, as an exploration has them, only the first are shown at once."""
+    parts: list[Part] = []
+    for number, (name, epochs) in enumerate(trainings):
+        last = epochs[-1]
+        accuracy = "" if last.validation_accuracy is None else f" Validation accuracy at the end: {last.validation_accuracy:.2%}."
+        picture = Picture(
+            f"training-{name.removesuffix('.jsonl')}",
+            partial(training_curves, epochs),
+            f"Losses of {last.epoch} epochs of fine-tuning.{accuracy}",
+            f"{last.epoch} epochs; epoch 0 is the start.{accuracy}",
+        )
+        parts += [Folded(name, picture, is_open=number < OPEN_TRAININGS), _epochs_table(name, epochs)]
+    return Section("training", "Fine-tuning", tuple(parts))
+
+
+def _epochs_table(name: str, epochs: Sequence[Epoch]) -> Html:
+    rows = [
+        (
+            "start" if epoch.epoch == 0 else str(epoch.epoch),
+            *(_number(value, ".4g") for value in (epoch.learning_rate, epoch.train_loss, epoch.validation_loss)),
+            _number(epoch.validation_accuracy, ".2%"),
+            f"{epoch.seconds:.1f}",
+        )
+        for epoch in epochs
+    ]
+    head = ("epoch", "learning rate", "training loss", "validation loss", "accuracy", "seconds")
+    return details(f"The epochs of {name} as a table", table(f"Epochs, {name}", head, rows))
+
+
+def _bench(timing: Timing) -> str:
+    threads = timing.device["threads"]
+    more = f", {threads} thread{'s' if threads != 1 else ''}" if threads else ""
+    return f"{timing.runner} {timing.precision}, {timing.device['name'] or 'no device'}{more}"
+
+
+def _bench_parts(bench: str, timings: list[Timing], number: int) -> Iterator[Part]:
+    yield element("h3", text(bench))
+    baseline = timings[0].compared_ms
+    models = [
+        ModelTime(Path(t.model.path).name, {kind: t.summary[f"{kind}_ms"] or 0.0 for kind in KINDS})
+        for t in timings
+        if t.layers and any(t.summary.values())
+    ]
+    if models:
+        gathers = [f"{model.name}: {model.parts_ms['gather'] / sum(model.parts_ms.values()):.1%}" for model in models]
+        yield Picture(
+            f"time-{number}",
+            partial(time_by_kind, models),
+            f"Milliseconds of {len(models)} models in Convs, Gathers, reformatting and other layers. The table has the numbers.",
+            f"The layers' times are from a run of their own, with profiling. Share of the Gathers: {'; '.join(gathers)}.",
+        )
+    if baseline is None:
+        rows = [(timing.model.path, *map(str, timing.layer_counts().values())) for timing in timings]
+        yield paragraph("Built, not run: how many layers of each kind there are.")
+        yield table(f"Layers, {bench}", ("model", *KINDS), rows)
+    else:
+        yield table(f"Time, {bench}", ("model", "median", "p95", "ratio", *KINDS), [_time_row(t, baseline.median) for t in timings])
+    for timing in timings:
+        slowest = sorted((layer for layer in timing.layers if layer.median_ms), key=lambda layer: -(layer.median_ms or 0.0))[
+            :SLOWEST
+        ]
+        if slowest:
+            rows = [(layer.name, layer.kind, ms(layer.median_ms), _number(layer.share, ".1%")) for layer in slowest]
+            title = f"The slowest layers of {Path(timing.model.path).name}"
+            yield details(title, table(title, ("layer", "kind", "time", "share"), rows, words=2))
+    warnings = list(dict.fromkeys(warning for timing in timings for warning in timing.warnings))
+    if warnings:
+        yield element("ul", *(element("li", text(warning)) for warning in warnings), class_="note")
+
+
+def _time_row(timing: Timing, baseline: float) -> tuple[str, ...]:
+    now = timing.compared_ms
+    parts = [ms(timing.summary[f"{kind}_ms"]) if timing.layers else "" for kind in KINDS]
+    if now is None:
+        return (timing.model.path, "not run", "", "", *parts)
+    ratio = f"{now.median / baseline:.1%}" if baseline > 0 else ""
+    return (timing.model.path, ms(now.median), ms(now.p95), ratio, *parts)
+
+
+def _by(exploration: Explored) -> str:
+    return "parameters" if exploration.by == "params" else "MACs"
+
+
+def _marks(exploration: Explored, results: Results) -> list[Mark]:
+    """Return the runs that were made from the model that was explored."""
+    chosen, marks = results.chosen(), []
+    for run in results.runs:
+        left = share_left(run, exploration.by)
+        if left is not None and _same_model(run, exploration):
+            accuracy = run.report.accuracy.top1.after if run.report is not None and run.report.accuracy is not None else None
+            marks.append(Mark(run.name, left, accuracy, chosen.get(run.name)))
+    return marks
+
+
+def _same_model(run: Run, exploration: Explored) -> bool:
+    if run.plan is not None:
+        return run.plan.source_sha256 == exploration.source_sha256
+    return run.report is not None and Path(run.report.model).name == Path(exploration.model).name
+
+
+def _marks_caption(marks: Sequence[Mark]) -> str:
+    made = [(mark.name, mark.point) for mark in marks if mark.point is not None]
+    rings = [name if name == point else f"{name} is {point}" for name, point in made]
+    lines = [mark.name for mark in marks if mark.point is None]
+    text_ = f"Chosen, with a ring: {', '.join(rings)}. " if rings else ""
+    return text_ + (
+        f"Vertical lines: models beside the exploration with another choice of groups ({', '.join(lines)})." if lines else ""
+    )
+
+
+def _accuracies(exploration: Explored) -> tuple[str, dict[str, dict[str, float]]]:
+    """Return top-1 by stage and point, or else agreement, if every evaluated point has it."""
+    evaluated = [point for point in exploration.points if point.top1 or point.agreement]
+    for title, figure in (("top-1", "top1"), ("same class as the dense model", "agreement")):
+        values = {point.name: getattr(point, figure) for point in evaluated}
+        if evaluated and all(values.values()):
+            stages = {stage: {name: found[stage] for name, found in values.items() if stage in found} for _, stage in STAGES}
+            return title, {stage: found for stage, found in stages.items() if found}
+    return "", {}
+
+
+def _points_table(exploration: Explored, title: str, accuracies: dict[str, dict[str, float]], marks: Sequence[Mark]) -> Html:
+    made = {mark.point: mark.name for mark in marks}
+    rows = [
+        (
+            point.name,
+            short(point.params),
+            short(point.macs),
+            _number(exploration.left(point), ".1%"),
+            f"{point.cost:.4f}" + ("" if point.proven else " (not proven)"),
+            str(len(point.groups)),
+            *(_number(found.get(point.name), ".2%") for found in accuracies.values()),
+            made.get(point.name, ""),
+        )
+        for point in exploration.points
+    ]
+    stages = [f"{title}, {stage}" for stage in accuracies]
+    head = ("point", "parameters", "MACs", f"{_by(exploration)} left", "cost", "grouped", *stages, "chosen")
+    return table("Points of the exploration", head, rows)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
