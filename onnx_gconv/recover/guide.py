@@ -24,10 +24,10 @@ from onnx_gconv.solve.grouping import Grouping
 
 MEASURED = 192  # samples that layers are fitted to, at most, to measure what each costs
 PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
-FITTED = 384  # that a trial is fitted to, at most
-JUDGED = 640  # others, that it is judged on
+FITTED = 256  # that a trial is fitted to, at most
+JUDGED = 448  # others, that it is judged on
 # A trial need not find the best weights, only tell plans apart.
-TRIAL_POSITIONS_A_WEIGHT = 40
+TRIAL_POSITIONS_A_WEIGHT = 30
 TRIAL_LEAST_POSITIONS = 4000
 TRIAL_RELAXATIONS = 0
 

@@ -40,7 +40,7 @@ DAMPING = 1e-3
 # Positions that a fit looks at, for each weight of an output and at least: neighbouring patches tell much the same.
 POSITIONS_A_WEIGHT = 120
 LEAST_POSITIONS = 20_000
-RELAXATIONS = 3
+RELAXATIONS = 2
 
 
 @dataclass(frozen=True)
