@@ -3,7 +3,7 @@
 A page holds console blocks, with `$ ` before each command. What stands behind `console` says how to read a block:
 
 - `console`: the output is printed as it is shown, but for rounding errors such as 5.4e-07, which depend on the processor;
-- `console near`: numbers may differ by 2 per cent of their value;
+- `console near`: numbers may differ by 2 per cent of their value, and differences such as -0.28 by 2 points;
 - `console varies`: numbers may differ, such as times;
 - `needs-torch` and the like: left out where that module is not installed.
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from tiny import Finished, gconv
 
 NEAR = 0.02
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
+NUMBER = re.compile(r"(?<!\w)[+-]\d+(?:\.\d+)?|\d+(?:\.\d+)?")  # the - of point-01 is no sign
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SavedFile:
 
 def session(page: str) -> Iterator[Step | SavedFile]:
     """Yield what a reader of the page does, one after another."""
-    for info, block in re.findall(r"^```(console\b.*|python)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL):
+    for info, block in re.findall(r"^```(console\b[^\n]*|python)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL):
         language, *words = info.split()
         if language == "python":
             if saved := re.match(r"# (\w+\.py)\n", block):
@@ -103,4 +103,9 @@ def _same(shown: str, printed: str, tolerance: float) -> bool:
     if NUMBER.sub("#", shown) != NUMBER.sub("#", printed):
         return False
     pairs = zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True)
-    return tolerance == math.inf or all(math.isclose(float(a), float(b), rel_tol=tolerance) for a, b in pairs)
+    return all(_close(a, b, tolerance) for a, b in pairs)
+
+
+def _close(shown: str, printed: str, tolerance: float) -> bool:
+    points = 100 * tolerance if shown[0] in "+-" else 0.0
+    return tolerance == math.inf or math.isclose(float(shown), float(printed), rel_tol=tolerance, abs_tol=points)

@@ -82,6 +82,7 @@ def test_the_commands_of_the_page_print_what_it_shows(page: str, tmp_path: Path,
         ("console varies", "error 5.4e-07 of 11 s", False),
         ("console varies", "error 5.4e-07 of 11 ms\nand more", False),
         ("console varies", "", False),
+        ("console near", "error 5.4e-07 of 10 ms\nerror 5.4e-07 of 10 ms", False),
     ],
 )
 def test_what_a_page_shows_is_compared_with_what_is_printed(info: str, printed: str, same: bool) -> None:
