@@ -106,15 +106,20 @@ def test_every_flag_is_in_the_reference() -> None:
         assert flags - {"--help", "--verbose", "--quiet"} <= set(re.findall(r"--[a-z][a-z-]+", section))
 
 
+def headings(page: Path) -> set[str]:
+    """Return the headings of a page as GitHub writes them into links."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in lines}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_lead_somewhere(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    headings = {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)}
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        elif "://" not in target:
-            assert (page.parent / target.split("#")[0]).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            name, _, heading = target.partition("#")
+            path = page.parent / name if name else page
+            assert path.exists(), target
+            assert not heading or heading in headings(path), target
 
 
 def keys(data: object) -> Iterator[str]:
