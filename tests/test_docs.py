@@ -1,10 +1,8 @@
-"""The documentation is true: README's commands print what it shows, the reference is current, links lead somewhere."""
+"""The documentation is true: commands print what the pages show, the reference is current, links lead somewhere."""
 
-import importlib.util
 import json
 import re
 import runpy
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import conv_net, gconv, save
+from session import SavedFile, Step, difference, run, session
+from tiny import Finished, conv_net, gconv, save
 
 from onnx_gconv.cli.main import COMMANDS
 from onnx_gconv.solve.layer import Solver
@@ -20,8 +19,7 @@ from onnx_gconv.solve.layer import Solver
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "models" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-HAS_TORCH = importlib.util.find_spec("torch") is not None  # without it nothing can be tuned
-HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+SESSIONS = ["README.md", "docs/tutorial.md", "docs/how-to.md"]
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/onnx-gconv compress models/digits.onnx --max-flops 50%"
 
 
@@ -29,23 +27,8 @@ def code_blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def session() -> Iterator[tuple[str, list[str]]]:
-    """Yield each command of README's session with the lines shown under it."""
-    for block in code_blocks(README, "console"):
-        for command, shown in re.findall(r"^\$ (onnx-gconv .*)\n((?:(?!\$ ).*\n)*)", block, flags=re.MULTILINE):
-            yield command, shown.splitlines()
-
-
-def comparable(line: str) -> str:
-    """Return the line without padding, and with # for rounding errors, which depend on the processor."""
-    return re.sub(r"\d\.\d+e[+-]\d+", "#", " ".join(line.split()))
-
-
-def is_printed(shown: str, printed: list[str]) -> bool:
-    """Return whether a shown line was printed; one that ends in … may go on."""
-    if shown.endswith("…"):
-        return any(line.startswith(shown.removesuffix("…").rstrip()) for line in printed)
-    return shown in printed
+def commands_of(page: str) -> list[str]:
+    return [step.command for step in session(page) if isinstance(step, Step)]
 
 
 def test_readme_has_exactly_two_set_up_commands_and_the_second_is_what_ci_runs() -> None:
@@ -57,29 +40,55 @@ def test_readme_has_exactly_two_set_up_commands_and_the_second_is_what_ci_runs()
 
 
 def test_every_command_is_in_the_readmes_session() -> None:
-    assert {command.split()[1] for command, _ in session()} == {module.__name__.split(".")[-1] for module in COMMANDS}
+    assert {command.split()[1] for command in commands_of(README)} == {module.__name__.split(".")[-1] for module in COMMANDS}
 
 
-def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_install_command_of_the_readme_runs_a_command_of_its_session() -> None:
+    assert INSTALL.split(" && ")[2].removeprefix(".venv/bin/") in commands_of(README)
+
+
+@pytest.mark.parametrize("page", SESSIONS)
+def test_the_commands_of_the_page_print_what_it_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "models").mkdir()
     for name in ("digits.onnx", "digits_calib.npz", "digits_test.npz"):
         shutil.copy(ROOT / "models" / name, tmp_path / "models")
     monkeypatch.chdir(tmp_path)
-    assert INSTALL.split(" && ")[2].removeprefix(".venv/bin/") in [command for command, _ in session()]
-    for command, shown in session():
-        if ("tuned.onnx" in command and not HAS_TORCH) or (" report " in command and not HAS_MATPLOTLIB):
+    for step in session((ROOT / page).read_text(encoding="utf-8")):
+        if isinstance(step, SavedFile):
+            Path(step.name).write_text(step.text, encoding="utf-8")
+            continue
+        if not step.can_run:
             continue
         with monkeypatch.context() as without:
-            if " report " not in command:  # which is nothing without pictures; elsewhere they take longer than all the rest
+            if "matplotlib" not in step.needs:  # pictures that no page shows take longer than all the rest
                 without.setitem(sys.modules, "matplotlib", None)
-            done = gconv(*shlex.split(command)[1:])
-        refused = any(line.startswith("error: ") for line in shown)
-        assert done.code == (1 if refused else 0), f"{command}: {done.err}"
-        printed = [comparable(line) for line in (done.out + done.err).splitlines()]
-        for line in map(comparable, shown):
-            assert is_printed(line, printed), f"README shows under `{command}`:\n{line}\nbut it prints:\n{done.out}{done.err}"
+            done = run(step.command)
+        refused = any(line.startswith("error: ") for line in step.shown)
+        assert done.code == (1 if refused else 0), f"{step.command}: {done.err}"
+        assert difference(step, done) is None, f"`{step.command}` prints:\n{done.out}{done.err}\n{difference(step, done)}"
+
+
+@pytest.mark.parametrize(
+    ("info", "printed", "same"),
+    [
+        ("console", "error 5.5e-07 of 10 ms", True),
+        ("console", "error 5.4e-07 of 11 ms", False),
+        ("console near", "error 5.4e-07 of 10.1 ms", True),
+        ("console near", "error 5.4e-07 of 11 ms", False),
+        ("console varies", "error 5.4e-07 of 11 ms", True),
+        ("console varies", "error 5.4e-07 of 11 s", False),
+        ("console varies", "error 5.4e-07 of 11 ms\nand more", False),
+        ("console varies", "", False),
+        ("console near", "error 5.4e-07 of 10 ms\nerror 5.4e-07 of 10 ms", False),
+    ],
+)
+def test_what_a_page_shows_is_compared_with_what_is_printed(info: str, printed: str, same: bool) -> None:
+    (step,) = session(f"```{info}\n$ command\nerror 5.4e-07 of 10 ms\n```\n")
+    assert isinstance(step, Step)
+    assert (difference(step, Finished(0, printed, "")) is None) is same
 
 
 def test_the_reference_is_current() -> None:
@@ -97,15 +106,20 @@ def test_every_flag_is_in_the_reference() -> None:
         assert flags - {"--help", "--verbose", "--quiet"} <= set(re.findall(r"--[a-z][a-z-]+", section))
 
 
+def headings(page: Path) -> set[str]:
+    """Return the headings of a page as GitHub writes them into links."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in lines}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_lead_somewhere(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    headings = {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)}
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        elif "://" not in target:
-            assert (page.parent / target.split("#")[0]).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            name, _, heading = target.partition("#")
+            path = page.parent / name if name else page
+            assert path.exists(), target
+            assert not heading or heading in headings(path), target
 
 
 def keys(data: object) -> Iterator[str]:
