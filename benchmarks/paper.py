@@ -10,6 +10,7 @@ All of it takes about 20 minutes of one core.
 
 import argparse
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -232,6 +233,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help="what to run (default: all)")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "benchmarks" / "paper.jsonl", help="the finished steps")
+    parser.add_argument("--steps", default="", metavar="REGEX", help="only steps whose name matches")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "paper.md", help="where to write the page")
     parser.add_argument("--arch", type=Path, default=Path("/tmp/arch"), help="folder of models/export_architectures.py")
     parser.add_argument("--work", type=Path, default=Path("/tmp/onnx-gconv-paper"), help="folder for data and models")
@@ -253,7 +255,7 @@ def main() -> int:
     finished = read_results(args.output)
     wanted = args.sections or (*SECTIONS, "page")
     for step in (step for name in SECTIONS if name in wanted for step in SECTIONS[name](args)):
-        if step.name in finished:
+        if step.name in finished or not re.search(args.steps, step.name):
             continue
         started = cpu_seconds()
         entry = {"step": step.name, **step.run(), "cpu_seconds": round(cpu_seconds() - started, 1)}
