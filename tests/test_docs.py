@@ -92,7 +92,7 @@ def test_the_page_on_the_paper_is_made_of_the_results(monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     made = runpy.run_path(str(ROOT / "benchmarks" / "paper.py"))
     page = made["page_of"](made["read_results"](ROOT / "benchmarks" / "paper.jsonl"))
-    assert (ROOT / "docs" / "paper.md").read_text(encoding="utf-8") == page, "docs/paper.md is stale: python benchmarks/paper.py page"
+    assert (ROOT / "docs" / "paper.md").read_text(encoding="utf-8") == page, "stale: python benchmarks/paper.py page"
 
 
 def test_every_flag_is_in_the_reference() -> None:
