@@ -14,9 +14,10 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx
+if TYPE_CHECKING:
+    import onnx
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT.parent / "shared" / "zoo"
@@ -72,7 +73,7 @@ def one(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     return result | {"with_gradient": len(moved)}
 
 
-def in_float64(model: onnx.ModelProto, feeds: Any, expected: Any) -> dict[str, float]:
+def in_float64(model: "onnx.ModelProto", feeds: Any, expected: Any) -> dict[str, float]:
     """Return how far ONNX Runtime and the module are from a run of the same graph in double precision."""
     import numpy as np
     import torch

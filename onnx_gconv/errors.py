@@ -49,5 +49,13 @@ class DeployError(GconvError):
     """A runner, its host or what it measured: something is missing there, unreachable or malformed."""
 
 
+class PointError(GconvError):
+    """A point of an exploration could not be done; the others are."""
+
+
+class ClusterError(GconvError):
+    """A cluster cannot be reached, or cannot do our work."""
+
+
 class ReportError(GconvError):
     """There is nothing to report on, or a file that a report is made from is malformed."""

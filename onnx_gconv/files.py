@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onnx_gconv.errors import OutputError
@@ -16,6 +16,28 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot make the folder '{folder}': {error.strerror}.", hint="choose another one with -o") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Have the folder for this process alone until the end, its own death included; refuse while another one has it."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # file systems that know no locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OutputError(
+                    f"another process is writing into '{folder}'.", hint="wait for it to end, or choose another folder with -o"
+                ) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

@@ -20,13 +20,20 @@ Result = object  # an array, or a list or dict of them for sequences and maps
 # Tried in this order for dynamic axes: small first, larger ones for models that pool many times.
 SMALL_SIZES = (64, 32, 128, 224, 256, 320, 512, 640)
 TENSORS_A_RUN = 64  # inner tensors fetched at once, to bound memory
+# What 0 threads stand for: ONNX Runtime's own choice, or this process's share of the cores.
+_share = {"threads": 0}
 QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
+
+
+def take_share(threads: int) -> None:
+    """Let sessions of this process take so many threads unless told otherwise: other processes want the rest of the cores."""
+    _share["threads"] = threads
 
 
 def session(model: onnx.ModelProto, *, threads: int = 0) -> ort.InferenceSession:
     """Return a CPU session as a user of the model would run it, or say why ONNX Runtime refuses the model.
 
-    With 0 threads ONNX Runtime takes as many as there are cores.
+    With 0 threads it takes this process's share of the cores (`take_share`), or else all of them.
     """
     return _session(lambda: model, threads=threads, is_lean=False)
 
@@ -47,7 +54,7 @@ def release_freed_memory() -> None:
 def _session(make: Callable[[], onnx.ModelProto], *, threads: int, is_lean: bool) -> ort.InferenceSession:
     model = make()
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or _share["threads"]
     options.log_severity_level = QUIET
     if not is_large_model(model):
         return _load(model.SerializeToString(), options)

@@ -133,7 +133,12 @@ def test_every_key_of_the_files_is_in_the_contracts(tmp_path: Path, monkeypatch:
     files = ("small.plan.json", "small.report.json", "sweep/explore.json")
     lines += [Path(name).read_text(encoding="utf-8") for name in files]
     lines += [gconv("inspect", "net.onnx", "--json").out, gconv("verify", "small.onnx", "small.onnx", "--json").out]
-    np.savez("data.npz", image=np.ones((2, 3, 8, 8), np.float32), labels=np.zeros(2, np.int64))
+    images = np.random.default_rng(0).standard_normal((20, 3, 8, 8)).astype(np.float32)
+    np.savez("data.npz", image=images, labels=np.zeros(20, np.int64))
+    np.savez("unlabelled.npz", image=images)
+    assert gconv("explore", "net.onnx", "-o", "made", "--points", "2", "--calib", "unlabelled.npz", "--eval", "data.npz").code == 0
+    files = ("made/explore.json", "made/point-01.result.json", "made/costs.json")
+    lines += [Path(name).read_text(encoding="utf-8") for name in files]
     lines.append(gconv("evaluate", "net.onnx", "--data", "data.npz", "--reference", "small.onnx", "--json").out)
     quick = ("--runner", "ort-cpu", "--seconds", "0.05", "--json")
     lines += [

@@ -26,12 +26,17 @@ FLOW = {
     "verify": {"errors", "model", "runtime"},
     "evaluate": {"data", "errors", "runtime", "verify"},
     "recover": {"recover", "data", "errors", "evaluate", "model", "plan", "rewrite", "runtime", "solve", "verify"},
+    "verified": {"errors", "model", "plan", "rewrite", "verify"},
     "timing": {"runtime"},
     "torch": {"torch", "data", "errors", "files", "model", "plan", "rewrite", "runtime", "verify"},
     "deploy": {"deploy", "errors", "fields", "files", "model", "runtime", "search"},
+    "explore": {
+        *("explore", "data", "errors", "evaluate", "files", "model", "plan", "planning", "recover", "rewrite", "runtime"),
+        *("search", "torch", "verified"),
+    },
     "report": {
         *("report", "model", "plan", "planning", "recover", "search", "verify", "evaluate", "timing", "deploy", "errors"),
-        *("fields", "solve"),
+        *("fields", "solve", "explore"),
     },
 }
 
@@ -63,6 +68,11 @@ def test_imports_follow_the_flow(path: Path) -> None:
 def test_solve_and_search_know_no_onnx(path: Path) -> None:
     outside = {name.split(".")[0] for name in imports(path)} & HEAVY
     assert outside <= {"numpy", "scipy"}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p != PACKAGE / "explore/ray.py"], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_ray_is_imported_by_its_own_module_only(path: Path) -> None:
+    assert "ray" not in {name.split(".")[0] for name in imports(path)}
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) != "torch"], ids=lambda p: str(p.relative_to(PACKAGE)))

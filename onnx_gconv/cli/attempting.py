@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from onnx_gconv.cli.plan import feasible_plans
 from onnx_gconv.cli.recovering import guide
-from onnx_gconv.cli.rewriting import Rewritten, rewrite
+from onnx_gconv.cli.rewriting import rewrite
 from onnx_gconv.cli.source import Source
 from onnx_gconv.cli.story import Story
 from onnx_gconv.cli.sweeping import with_latencies
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onnx_gconv.planning.request import Request
     from onnx_gconv.recover.calibration import Calibration
     from onnx_gconv.timing import Latency
+    from onnx_gconv.verified import Rewritten
 
 MORE_TRIES = 3  # with a tighter budget, when a model takes longer than predicted
 SECONDS = 2.0  # of timing; twice as long where a budget depends on it
@@ -29,7 +30,7 @@ class Attempt:
     """One plan carried out: what `compress` may write."""
 
     planned: "Planned"
-    rewritten: Rewritten
+    rewritten: "Rewritten"
     latency: "Latency | None"  # None where it is not measured
 
     @property

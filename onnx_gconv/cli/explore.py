@@ -1,16 +1,20 @@
-"""`explore`: a sweep of budgets."""
+"""`explore`: many budgets."""
 
 import argparse
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnx_gconv.cli import options
+from onnx_gconv.cli import finetune, options
+from onnx_gconv.cli.exploring import Exploring, require_engine
+from onnx_gconv.cli.recovering import open_calibration, with_strengths
 from onnx_gconv.cli.source import open_source, read_network
 from onnx_gconv.cli.story import Story
 
 if TYPE_CHECKING:
+    from onnx_gconv.explore.point import Point
     from onnx_gconv.model.network import Network
-    from onnx_gconv.planning.exploration import Point
 
 TEACH = """\
 Find the best plan for each of several budgets, from the model as it is down to the smallest it can become. Writes into
@@ -19,6 +23,14 @@ started again with the same flags, it goes on where it was.
 
   onnx-gconv explore model.onnx -o sweep --points 12
   onnx-gconv apply model.onnx sweep/point-05.plan.json -o grouped.onnx
+
+With --calib, --eval or --finetune each point becomes a model, point-05.onnx, recovered, grouped and verified as `compress`
+does it; then the table and the picture show accuracy, and which points another one beats. Points are independent jobs: they
+run in --jobs processes here, or on a Ray cluster. A process that dies is replaced, and finished points are not done again.
+
+  onnx-gconv explore model.onnx -o sweep --points 8 --calib images.npz --eval test.npz
+  onnx-gconv explore model.onnx -o sweep --calib images.npz --eval test.npz --finetune train.npz --epochs 5
+  onnx-gconv explore model.onnx -o sweep --calib images.npz --eval test.npz --engine ray --address head:6379
 """
 
 
@@ -28,46 +40,79 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder to write into")
     parser.add_argument("--points", type=options.positive, default=12, metavar="N", help="how many budgets (default 12)")
     parser.add_argument("--by", choices=("macs", "params"), default="macs", help="what the budgets limit (default macs)")
-    options.add_method(parser, measured=False)
+    options.add_method(parser, measured=True)
+    options.add_calibration(parser)
+    parser.add_argument("--eval", metavar="DATA", help="measure every point on this data (without labels: how often it agrees)")
+    parser.add_argument("--finetune", metavar="DATA", help="train every point on this data, too; needs PyTorch")
+    finetune.add_learning(parser, "with --finetune")
+    finetune.add_device(parser)
+    options.add_data_flags(parser)
+    engine = parser.add_argument_group("engine", "what runs the points that --calib, --eval or --finetune make")
+    engine.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="processes here (default), or tasks of a Ray cluster"
+    )
+    engine.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="the cluster for --engine ray, as `ray start --head` prints it (default: one of this machine, of --jobs cores). "
+        "Models and .npz files travel to it; folders of images and functions must be there, at the same place, on every machine",
+    )
     options.add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=partial(run, parser))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    has_jobs = _check(args, parser)
     request = options.request(args)
-    from onnx_gconv.files import make_folder, write_text
+    from onnx_gconv.explore.point import exploration_json
+    from onnx_gconv.files import locked, make_folder, write_text
     from onnx_gconv.model.file import sha256
-    from onnx_gconv.planning.exploration import exploration_json, explore_points, prepare_resumable
+    from onnx_gconv.planning.exploration import prepare_resumable
 
+    require_engine(args)
     story = Story(args)
     source = open_source(args)
     network = read_network(source, story)
-    digest = sha256(source.path)
+    calibration = open_calibration(source, args)
+    exploring = Exploring(source, network, args, story)
+    exploring.open_data()
+    [request] = with_strengths([request], source, network, calibration)
     folder: Path = args.output
     make_folder(folder)
-    with story.progress("solving") as progress:
-        prepared = prepare_resumable(source.model, network, request, sha256=digest, folder=folder, progress=progress)
-    points = []
-    with story.progress("searching") as progress:
-        for point in explore_points(prepared, axis=args.by, points=args.points, sha256=digest, folder=folder):
-            points.append(point)
-            progress(len(points), args.points, point.file)
-    for stale in set(folder.glob("point-*.plan.json")) - {folder / point.file for point in points}:
-        stale.unlink()  # of an earlier sweep with more points
-    text = exploration_json(str(source.path), args.by, points, network, digest)
-    write_text(folder / "explore.json", text)
-    pictures = _draw(points, network, folder, story)
+    digest = sha256(source.path)
+    text, points = "", list["Point"]()
+    with locked(folder):
+        with story.progress("solving") as progress:
+            prepared = prepare_resumable(source.model, network, request, sha256=digest, folder=folder, progress=progress)
+        for points in exploring.made(prepared, calibration, digest) if has_jobs else exploring.planned(prepared, digest):
+            text = exploration_json(str(source.path), args.by, points, network, digest)
+            write_text(folder / "explore.json", text)
+        pictures = _draw(points, network, args, story) if points else []
     if args.json:
         print(text, end="")
-    else:
+    elif points:
         from onnx_gconv.report.tables import print_exploration
 
-        print_exploration(points, network)
-    story.tell(f"wrote {len(points)} plans, explore.json{''.join(f', {path.name}' for path in pictures)} into {folder}")
+        print_exploration(points, network, args.by)
+    written = f"{len(points)} plans{' and models' * has_jobs}, explore.json{''.join(f', {path.name}' for path in pictures)}"
+    if points:
+        story.tell(f"wrote {written} into {folder}")
+    exploring.require_all()
     return 0
 
 
-def _draw(points: "list[Point]", network: "Network", folder: Path, story: Story) -> list[Path]:
+def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> bool:
+    """Return whether points are more than plans; leave with a usage error where flags do not fit."""
+    options.check_measured(args, parser)
+    has_jobs = any((args.calib, args.eval, args.finetune))
+    if args.address and args.engine != "ray":
+        parser.error("--address is of a Ray cluster: give --engine ray")
+    if args.engine == "ray" and not has_jobs:
+        parser.error("--engine ray runs what --calib, --eval or --finetune ask for; plans alone are searched here, soon")
+    return has_jobs
+
+
+def _draw(points: "Sequence[Point]", network: "Network", args: argparse.Namespace, story: Story) -> list[Path]:
     from onnx_gconv.files import staged
 
     try:
@@ -77,5 +122,5 @@ def _draw(points: "list[Point]", network: "Network", folder: Path, story: Story)
         return []
     from onnx_gconv.report.picture import draw_exploration
 
-    with staged(folder) as staging:
-        return [folder / path.name for path in draw_exploration(points, network, staging / "explore")]
+    with staged(args.output) as staging:
+        return [args.output / path.name for path in draw_exploration(points, network, args.by, staging / "explore")]

@@ -40,24 +40,27 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file")
     parser.add_argument("--data", required=True, metavar="DATA", help=options.DATA_HELP)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the tuned model to write")
-    _add_learning(parser)
-    _add_running(parser)
+    learning = add_learning(parser)
+    learning.add_argument(
+        "--teacher", type=Path, metavar="DENSE", help="the dense model to learn from (default: MODEL, if it is not masked yet)"
+    )
+    add_device(parser).add_argument("--resume", action="store_true", help="go on after the last finished epoch of the same command")
+    options.add_seed(parser)
+    options.add_jobs(parser)
     options.add_calibration(parser)
     options.add_data_flags(parser)
     parser.set_defaults(run=partial(run, parser))
 
 
-def _add_learning(parser: argparse.ArgumentParser) -> None:
-    learning = parser.add_argument_group("learning")
+def add_learning(parser: argparse.ArgumentParser, remark: str | None = None) -> "argparse._ArgumentGroup":
+    """Add the flags that say how to train."""
+    learning = parser.add_argument_group("learning", remark)
     learning.add_argument(
         "--distill",
         type=_share,
         metavar="SHARE",
         help="how much of the loss is the distance to the dense model, 0 to 1; the rest is the cross-entropy with the labels "
         "(default: 0 with labels, 1 without)",
-    )
-    learning.add_argument(
-        "--teacher", type=Path, metavar="DENSE", help="the dense model to learn from (default: MODEL, if it is not masked yet)"
     )
     learning.add_argument("--epochs", type=options.positive, default=10, metavar="N", help="rounds over the data (default 10)")
     learning.add_argument("--lr", type=_rate, default=0.01, metavar="RATE", help="learning rate at the start (default 0.01)")
@@ -77,17 +80,17 @@ def _add_learning(parser: argparse.ArgumentParser) -> None:
     learning.add_argument(
         "--val-split", type=_part, default=0.1, metavar="SHARE", help="share of the data that chooses the best epoch (default 0.1)"
     )
+    return learning
 
 
-def _add_running(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+    """Add the flags that say what to train on."""
     running = parser.add_argument_group("running")
     running.add_argument(
         "--device", default="auto", metavar="DEVICE", help="auto (default: a GPU if there is one), cpu, cuda, cuda:1"
     )
     running.add_argument("--amp", action="store_true", help="compute in half precision where that is safe: faster on GPUs")
-    running.add_argument("--resume", action="store_true", help="go on after the last finished epoch of the same command")
-    options.add_seed(parser)
-    options.add_jobs(parser)
+    return running
 
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -109,7 +112,7 @@ def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:
     plan = read_plan(args.plan)
     source = open_source(args)
     data = open_data(args.data, source.model, preprocessing=options.preprocessing(args))
-    settings = _settings(args, data)
+    settings = learning_settings(args, data)
     teacher = _teacher(args, source, plan) if settings.distill > 0 else None
     start = start_model(source, plan, args, story)
     task = Task(start, plan, teacher, data, source.given_shapes)
@@ -142,7 +145,8 @@ def start_model(source: Source, plan: "Plan", args: argparse.Namespace, story: S
     return fitted.model
 
 
-def _settings(args: argparse.Namespace, data: "Data") -> "Settings":
+def learning_settings(args: argparse.Namespace, data: "Data") -> "Settings":
+    """Return what the flags of `add_learning` ask for, with this data."""
     from onnx_gconv.torch.training import Settings
 
     distill = args.distill if args.distill is not None else 0.0 if data.has_labels else 1.0

@@ -1,8 +1,8 @@
-"""A sweep of budgets: solve once, then one search per point; everything found is on disk at once, so a sweep can go on."""
+"""What an exploration of budgets starts from: layers solved once, each on disk as it is found, and the budgets."""
 
+import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,27 +12,16 @@ import onnx
 from onnx_gconv.errors import BudgetError, PlanError
 from onnx_gconv.files import write_text
 from onnx_gconv.model.network import Network
-from onnx_gconv.plan import Plan, to_json
 from onnx_gconv.planning.choosing import cost_table
-from onnx_gconv.planning.planner import Prepared, decide_candidates, plan_within, prepare, wanted_numbers
+from onnx_gconv.planning.planner import Prepared, decide_candidates, prepare, wanted_numbers
 from onnx_gconv.planning.request import Request
 from onnx_gconv.planning.solving import Groupings, Problem, Progress, Solutions, problems, solve_each
 from onnx_gconv.search.budget import Budget
-from onnx_gconv.search.exact import Found
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
 
 Axis = Literal["macs", "params"]
 SOLUTIONS = "solutions.jsonl"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One budget and the plan found for it."""
-
-    file: str
-    plan: Plan
-    found: Found  # its cost, and what is proven of it
 
 
 class Store:
@@ -82,7 +71,7 @@ def prepare_resumable(
         return prepare(model, network, request, progress)  # one joint problem, soon solved: nothing to store
     left, allowed, rule = decide_candidates(network, request)
     assert rule is None, "an exploration searches, it follows no rule"
-    store = Store(folder / SOLUTIONS, _settings(request, sha256))
+    store = Store(folder / SOLUTIONS, solution_settings(request, sha256))
     todo = problems([layer for layer in network.layers if layer.name in allowed], wanted_numbers(allowed))
     known = [(problem, solutions) for problem in todo if (solutions := store.get(problem)) is not None]
     missing = [problem for problem in todo if store.get(problem) is None]
@@ -99,8 +88,10 @@ def prepare_resumable(
     return Prepared(network, request, left, None, cost_table(network, allowed, groupings, request, left), groupings)
 
 
-def _settings(request: Request, sha256: str) -> dict[str, object]:
+def solution_settings(request: Request, sha256: str) -> dict[str, object]:
     """Return what the solutions depend on; the number of processes is not among it."""
+    strengths = json.dumps(dict(request.input_strengths)).encode()
+    measured = {"input_strengths": hashlib.sha256(strengths).hexdigest()} if request.input_strengths else {}
     return {
         "format": 1,
         "source_sha256": sha256,
@@ -110,6 +101,7 @@ def _settings(request: Request, sha256: str) -> dict[str, object]:
         "exclude": request.exclude,
         "min_group_channels": request.min_group_channels,
         "target": request.target,
+        **measured,
     }
 
 
@@ -123,39 +115,3 @@ def budgets(table: Table, axis: Axis, points: int) -> list[Budget]:
         )
     amounts = [round(amount) for amount in np.linspace(dense[which], smallest[which], points)]
     return [Budget(max_params=amount) if axis == "params" else Budget(max_macs=amount) for amount in amounts]
-
-
-def explore_points(prepared: Prepared, *, axis: Axis, points: int, sha256: str, folder: Path) -> Iterator[Point]:
-    """Yield the best plan for each budget, its file written."""
-    assert prepared.table is not None
-    width = max(2, len(str(points - 1)))
-    for number, budget in enumerate(budgets(prepared.table, axis, points)):
-        planned = plan_within(prepared, budget, sha256=sha256)
-        assert planned.found is not None
-        file = f"point-{number:0{width}}.plan.json"
-        write_text(folder / file, to_json(planned.plan))
-        yield Point(file, planned.plan, planned.found)
-
-
-def exploration_json(model: str, axis: Axis, points: list[Point], network: Network, sha256: str) -> str:
-    """Return the text of explore.json."""
-    data = {
-        "format": 1,
-        "model": model,
-        "source_sha256": sha256,
-        "by": axis,
-        "before": {"params": network.count.params, "macs": network.count.macs},
-        "layers": [{"name": layer.name, "label": layer.label} for layer in network.layers],
-        "points": [
-            {
-                "plan": point.file,
-                "budget": dict(point.plan.budget),
-                "params": point.plan.after.params,
-                "macs": point.plan.after.macs,
-                **point.found.as_dict(),
-                "groups": {layer.name: layer.groups for layer in point.plan.layers},
-            }
-            for point in points
-        ],
-    }
-    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"

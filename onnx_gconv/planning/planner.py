@@ -64,10 +64,7 @@ def make_plan(
     started = time.perf_counter()
     prepared = prepare(model, network, request, progress)
     solved = time.perf_counter()
-    if guide is not None and prepared.table is not None and request.cost in ("sensitivity", "trial"):
-        planned = _guided(prepared, budget, guide, sha256, gathers_ms)
-    else:
-        planned = plan_within(prepared, budget, sha256=sha256, gathers_ms=gathers_ms)
+    planned = plan_guided(prepared, budget, guide, sha256=sha256, gathers_ms=gathers_ms)
     return replace(planned, solve_seconds=solved - started, search_seconds=time.perf_counter() - solved)
 
 
@@ -181,10 +178,20 @@ def _predict(prepared: Prepared, plan: Plan, gathers_ms: GathersMs | None) -> Pr
     return Prediction(times.runner, times.dense_ms, times.dense_ms - saved + moved, moved)
 
 
-def _guided(prepared: Prepared, budget: Budget, guide: Guide, sha256: str, gathers_ms: GathersMs | None) -> Planned:
-    """Return the plan by measured costs: of each layer grouped alone, or by trial."""
+def is_measured(prepared: Prepared) -> bool:
+    """Return whether a search asks a guide what each layer costs alone."""
+    request = prepared.request
+    is_asked = request.cost == "sensitivity" or (request.cost == "trial" and request.solver.effort >= 1)
+    return prepared.table is not None and is_asked
+
+
+def plan_guided(
+    prepared: Prepared, budget: Budget, guide: Guide | None, *, sha256: str, gathers_ms: GathersMs | None = None
+) -> Planned:
+    """Return the plan by measured costs where the request asks for them: of each layer grouped alone, or by trial."""
     table = prepared.table
-    assert table is not None
+    if guide is None or table is None or prepared.request.cost not in ("sensitivity", "trial"):
+        return plan_within(prepared, budget, sha256=sha256, gathers_ms=gathers_ms)
 
     def search(costs: Costs) -> Planned:
         return plan_within(replace(prepared, table=table.priced(costs)), budget, sha256=sha256, gathers_ms=gathers_ms)

@@ -8,9 +8,10 @@ from rich.table import Table
 
 from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.evaluate import Evaluation
+from onnx_gconv.explore.point import Point, before_tuning, dominated, measured
 from onnx_gconv.model.network import Network
 from onnx_gconv.plan import Plan
-from onnx_gconv.planning.exploration import Point
+from onnx_gconv.planning.exploration import Axis
 from onnx_gconv.report.record import Outcome
 from onnx_gconv.verify import Verification
 
@@ -132,22 +133,30 @@ def _totals_table(before: dict[str, int | None], after: dict[str, int | None]) -
     return table
 
 
-def print_exploration(points: Sequence[Point], network: Network) -> None:
-    """Print what each budget gives: parameters, MACs, cost, and how often each number of groups is used."""
-    table = Table("plan", "params", "left", "MACs", "left", "cost", "groups: layers", title="Exploration")
-    for column in table.columns[1:6]:
+def print_exploration(points: Sequence[Point], network: Network, axis: Axis) -> None:
+    """Print what each budget gives: parameters, MACs, how good it is or else its cost, and its numbers of groups."""
+    measure, before = measured(points), before_tuning(points)
+    is_tuned = any(point.finetuned for point in points) and before is not None
+    worth = ["cost"] if measure is None else [f"untuned {before.title}", measure.title] if before and is_tuned else [measure.title]
+    table = Table("plan", "params", "left", "MACs", "left", *worth, "groups: layers", title="Exploration")
+    for column in table.columns[1:-1]:
         column.justify = "right"
-    for point in points:
-        numbers = Counter(layer.groups for layer in point.plan.layers)
+    is_dominated = dominated(points, axis)
+    for index, point in enumerate(points):
+        numbers = Counter(point.groups.values())
         used = "  ".join(f"{groups}: {count}" for groups, count in sorted(numbers.items()))
-        after = point.plan.after
+        if measure is None:
+            found = [f"{point.cost:.4f}" + ("" if point.gap == 0 else " (not proven)")]
+        else:
+            found = [before.text(index)] if before and is_tuned else []
+            found.append(("dominated  " if is_dominated[index] else "") + measure.text(index))
         table.add_row(
-            point.file.removesuffix(".plan.json"),
-            short(after.params),
-            f"{after.params / network.count.params:.1%}",
-            short(after.macs),
-            f"{after.macs / network.count.macs:.1%}" if after.macs and network.count.macs else "",
-            f"{point.found.cost:.4f}" + ("" if point.found.as_dict()["gap"] == 0 else " (not proven)"),
+            point.name,
+            short(point.params),
+            f"{point.params / network.count.params:.1%}",
+            short(point.macs),
+            f"{point.macs / network.count.macs:.1%}" if point.macs and network.count.macs else "",
+            *found,
             used or "none",
         )
     _console().print(table)

@@ -1,0 +1,21 @@
+"""What runs jobs: here or on a cluster, each in a process that may die."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx_gconv.explore.job import Errand, Job
+
+TRIES = 3  # that a job has when the process that does it dies
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A job whose process died every time, and how."""
+
+    how: str
+
+
+Parts = Callable[[Job], Path]  # makes an empty folder for the files of a job
+# Yields each job as it is done, its files and its outcome in its part; in any order.
+Engine = Callable[[Errand, Sequence[Job], Parts], Iterator[tuple[Job, Lost | None]]]

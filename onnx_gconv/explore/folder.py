@@ -1,0 +1,115 @@
+"""The folder of an exploration is its memory: what is finished is there, and is not done again."""
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnx_gconv.errors import OutputError
+from onnx_gconv.explore.doing import OUTCOME
+from onnx_gconv.explore.job import Job
+from onnx_gconv.explore.point import Point
+from onnx_gconv.files import make_folder, staged, write_text
+from onnx_gconv.planning.trial import Costs
+
+COSTS = "costs.json"
+OURS = re.compile(r"point-\d+\.(plan\.json|result\.json|(tuned\.)?onnx(\.data)?|tuned\.metrics\.jsonl)")
+UNFINISHED = re.compile(r"\.point-\d+")
+Settings = Mapping[str, object]
+
+
+class Folder:
+    """Results of points, each with the settings that it was made with."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.path = path
+        self._settings = settings
+
+    def finished(self, job: Job) -> Point | None:
+        """Return the point if it was made with the same settings and its files are there."""
+        found = _read(self._result(job))
+        if found is None or found.get("settings") != self._settings_of(job):
+            return None
+        point = Point(**found["point"])
+        files = (file for file in self._files(point) if not file.endswith(".data"))  # which a small model has not
+        return point if all((self.path / file).exists() for file in files) else None
+
+    def part(self, job: Job) -> Path:
+        """Return an empty hidden folder for the files of a job that is about to be done."""
+        part = self.path / f".{job.name}"
+        shutil.rmtree(part, ignore_errors=True)
+        make_folder(part)
+        return part
+
+    def keep(self, job: Job) -> Point | Mapping[str, str]:
+        """Move what a job has left in its part into the folder and return its point; or the error that it left instead."""
+        part = self.path / f".{job.name}"
+        outcome: dict[str, Any] = json.loads((part / OUTCOME).read_text(encoding="utf-8"))
+        if "error" in outcome:
+            return outcome
+        # The result goes first and comes last: whoever sees it sees the files that it is about.
+        self._result(job).unlink(missing_ok=True)
+        (part / OUTCOME).unlink()
+        with staged(self.path) as staging:
+            for file in part.iterdir():
+                os.replace(file, staging / file.name)
+        result = {"format": 1, "settings": self._settings_of(job), **outcome}
+        write_text(self._result(job), json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        shutil.rmtree(part, ignore_errors=True)
+        return Point(**outcome["point"])
+
+    def tidy(self, points: Sequence[Point]) -> None:
+        """Remove what earlier explorations have left that these points do not have."""
+        kept = {file for point in points for file in self._files(point)}
+        for path in self.path.iterdir():
+            if OURS.fullmatch(path.name) and path.name not in kept:
+                path.unlink()
+
+    def drop_parts(self) -> None:
+        """Remove what unfinished jobs have left."""
+        for path in self.path.iterdir():
+            if UNFINISHED.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _files(self, point: Point) -> list[str]:
+        tuned = point.finetuned or {}
+        models = [file for file in (point.model, tuned.get("model")) if file]
+        results = [f"{point.name}.result.json"] if models else []
+        return [point.plan, *results, *models, *(f"{file}.data" for file in models), *filter(None, [tuned.get("metrics")])]
+
+    def costs(self, settings: Settings, measure: Callable[[], Costs]) -> Costs:
+        """Return what the layers cost, measured now unless it is known from before; what could not be measured is left out."""
+        path = self.path / COSTS
+        found = _read(path)
+        if found is None or found.get("settings") != _plain(settings):
+            known = {key: cost for key, cost in measure().items() if math.isfinite(cost)}
+            entries = [{"layer": name, "groups": groups, "cost": cost} for (name, groups), cost in known.items()]
+            found = {"format": 1, "settings": _plain(settings), "costs": entries}
+            write_text(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        return {(entry["layer"], entry["groups"]): entry["cost"] for entry in found["costs"]}
+
+    def _result(self, job: Job) -> Path:
+        return self.path / f"{job.name}.result.json"
+
+    def _settings_of(self, job: Job) -> object:
+        return _plain({"budget": job.budget.as_dict(), **self._settings})
+
+
+def _plain(value: object) -> object:
+    """Return the value as it comes back from a file: tuples are lists there."""
+    return json.loads(json.dumps(value))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return what is in a file of ours, None where there is none; one that was damaged is no result either."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    except OSError as error:
+        raise OutputError(f"cannot read '{path}': {error.strerror}.", hint="choose another folder with -o") from error
+    return found if isinstance(found, dict) and found.get("format") == 1 else None

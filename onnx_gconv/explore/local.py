@@ -1,0 +1,83 @@
+"""Jobs on this machine: a process for each, so many at a time."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from onnx_gconv.explore.doing import OUTCOME, do
+from onnx_gconv.explore.engine import TRIES, Lost, Parts
+from onnx_gconv.explore.job import Errand, Job
+
+ERRAND = "errand.pickle"
+
+
+def run_here(errand: Errand, jobs: Sequence[Job], parts: Parts, *, cores: int) -> Iterator[tuple[Job, Lost | None]]:
+    """Yield each job when it is done, or lost for good because its process died again and again.
+
+    A process for each job and not a pool: a pool breaks as a whole when one of its processes dies.
+    """
+    at_once = max(1, min(cores, len(jobs)))
+    threads = max(1, cores // at_once)
+    queue = list(reversed(jobs))
+    tries = dict.fromkeys((job.name for job in jobs), 0)
+    running: dict[int, tuple[SpawnProcess, Job, Path]] = {}
+    try:
+        while queue or running:
+            while queue and len(running) < at_once:
+                job = queue.pop()
+                part = parts(job)
+                process = _started(errand, job, part, threads)
+                tries[job.name] += 1
+                running[process.sentinel] = process, job, part
+            for sentinel in wait(list(running)):
+                assert isinstance(sentinel, int)
+                process, job, part = running.pop(sentinel)
+                process.join()
+                if (part / OUTCOME).exists():
+                    yield job, None
+                elif tries[job.name] < TRIES:
+                    queue.append(job)
+                else:
+                    yield job, Lost(_how(process.exitcode))
+    finally:
+        for process, _, _ in running.values():
+            process.kill()
+        for process, _, _ in running.values():
+            process.join()
+
+
+def _started(errand: Errand, job: Job, part: Path, threads: int) -> SpawnProcess:
+    # By file: a child that dies before it has read a long message from its pipe would leave its parent writing for ever.
+    (part / ERRAND).write_bytes(pickle.dumps(errand))
+    # Spawned, not forked: ONNX Runtime's threads may be running.
+    process = multiprocessing.get_context("spawn").Process(target=_do, args=(job, part, threads), name=job.name, daemon=True)
+    process.start()
+    return process
+
+
+def _do(job: Job, part: Path, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.dup2(sys.stderr.fileno(), 1)  # stdout carries the result of the command
+    errand: Errand = pickle.loads((part / ERRAND).read_bytes())
+    (part / ERRAND).unlink()
+    do(errand, job, part, threads=threads)
+
+
+def _end_with_parent() -> None:
+    """Wait until the main process is gone, killed perhaps, and go too: nobody would take the result."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _how(exit_code: int | None) -> str:
+    return f"signal {-exit_code}" if exit_code is not None and exit_code < 0 else f"exit code {exit_code}"

@@ -1,0 +1,52 @@
+"""An exploration on its way: which points there are to make, and each of them as it is made."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from onnx_gconv.explore.engine import TRIES, Engine
+from onnx_gconv.explore.folder import Folder
+from onnx_gconv.explore.job import Errand, Job
+from onnx_gconv.explore.point import Point
+from onnx_gconv.search.budget import Budget
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A point that could not be made, and why."""
+
+    name: str
+    message: str
+    hint: str
+    details: str = ""  # the traceback of a bug
+
+
+def jobs_for(budgets: Sequence[Budget]) -> list[Job]:
+    """Return a job for each budget, named point-00 and so on."""
+    width = max(2, len(str(len(budgets) - 1)))
+    return [Job(f"point-{number:0{width}}", budget) for number, budget in enumerate(budgets)]
+
+
+def run_jobs(errand: Errand, jobs: Sequence[Job], folder: Folder, engine: Engine) -> Iterator[Point | Failure]:
+    """Yield those points that the folder has already, then each other one when it is made and kept there.
+
+    A point that fails stops no other: they have nothing to do with each other.
+    """
+    todo = []
+    for job in jobs:
+        point = folder.finished(job)
+        if point is None:
+            todo.append(job)
+        else:
+            yield point
+    if not todo:
+        return
+    try:
+        for job, lost in engine(errand, todo, folder.part):
+            if lost is not None:
+                message = f"the process that made it died {TRIES} times ({lost.how})."
+                yield Failure(job.name, message, "perhaps memory ran out: try fewer --jobs")
+                continue
+            kept = folder.keep(job)
+            yield kept if isinstance(kept, Point) else Failure(job.name, kept["error"], kept["hint"], kept.get("traceback", ""))
+    finally:
+        folder.drop_parts()
