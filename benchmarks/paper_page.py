@@ -344,7 +344,9 @@ def draw_matrices(finished: Finished) -> Any:
     figure = Figure(figsize=(6, 2.8))
     axes = figure.subplots()
     exact = [100 * float(np.mean(column > EXACT)) for column in ratios.values()]
-    bars = axes.bar([name.replace(", ", "\n") for name in ratios], exact, color=[BLUE if name.startswith("ours") else ORANGE for name in ratios])
+    bars = axes.bar(
+        [name.replace(", ", "\n") for name in ratios], exact, color=[BLUE if name.startswith("ours") else ORANGE for name in ratios]
+    )
     axes.bar_label(bars, fmt="%.1f")
     axes.set(ylabel="recovered exactly, %", ylim=(0, 112))
     plain(axes)
