@@ -55,7 +55,7 @@ def test_plans_are_judged_on_samples_that_they_are_not_fitted_to(samples: int, m
     monkeypatch.setattr(guide_module, "run", watched_run)
     calibration = Calibration(Numbered(samples), 1000, BATCH, is_fixed=False)
     guide = CalibratedGuide(conv_net(), calibration, seed=0, jobs=1, progress=lambda *_: None)
-    assert guide.judge(plan_of(grouped("c2", 8, 8))) > 0
+    assert guide.judge([plan_of(grouped("c2", 8, 8))])[0] > 0
     assert fitted
     assert judged
     assert not fitted & judged

@@ -4,7 +4,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,8 +46,8 @@ class KnownCosts:
     def following(self, names: Collection[str]) -> Mapping[str, float]:
         return self.guide.following(names)
 
-    def judge(self, plan: Plan) -> float:
-        return self.guide.judge(plan)
+    def judge(self, plans: Sequence[Plan]) -> Sequence[float]:
+        return self.guide.judge(plans)
 
 
 def do(errand: Errand, job: Job, folder: Path, *, threads: int) -> None:

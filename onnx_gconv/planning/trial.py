@@ -5,7 +5,7 @@ what is left of it, and mend a part of its error; so the costs of early layers a
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -34,8 +34,8 @@ class Guide(Protocol):
     def following(self, names: Collection[str]) -> Mapping[str, float]:
         """Return which share of all that recovery fits comes after each layer, from 0 to 1."""
 
-    def judge(self, plan: Plan) -> float:
-        """Return how far the outputs are off once the plan is carried out and recovered."""
+    def judge(self, plans: Sequence[Plan]) -> Sequence[float]:
+        """Return how far the outputs are off once each plan is carried out and recovered."""
 
 
 class HasPlan(Protocol):
@@ -64,50 +64,51 @@ class _Trial(Generic[Found]):
         self._following = guide.following({name for name, _ in groupings})
         self._off: dict[tuple[PlannedLayer, ...], float] = {}
 
-    def climb(self, costs: Costs, start: int, *, steps: int) -> _Tried[Found]:
+    def tried(self, *costs_and_places: tuple[Costs, int]) -> list[_Tried[Found]]:
+        """Return the plans by these costs, each with the discount at a place; they are judged side by side."""
+        found = [self._search(self._discounted(costs, DISCOUNTS[place])) for costs, place in costs_and_places]
+        new = {each.plan.layers: each.plan for each in found if each.plan.layers not in self._off}
+        judged = self._guide.judge(list(new.values()))
+        self._off |= {layers: math.inf if math.isnan(off) else off for layers, off in zip(new, judged, strict=True)}
+        return [_Tried(each, self._off[each.plan.layers]) for each in found]
+
+    def climb(self, costs: Costs, start: int) -> _Tried[Found]:
         """Return the best plan found by these costs, going from one discount to the next as long as that is better."""
-        best = self._tried(costs, start)
-        for direction in (1, -1):
-            place = start + direction
-            for _ in range(steps):
-                if not 0 <= place < len(DISCOUNTS):
-                    break
-                other = self._tried(costs, place)
-                if other.off >= best.off:
-                    break
-                best, place = other, place + direction
-            if place != start + direction:
-                break  # it went up, so down is worse
+        (best,) = self.tried((costs, start))
+        more, less = self.tried((costs, start + 1), (costs, start - 1))
+        step = 1 if more.off <= less.off else -1
+        other, place = (more, start + 1) if step == 1 else (less, start - 1)
+        while other.off < best.off:
+            best, place = other, place + step
+            if not 0 <= place < len(DISCOUNTS):
+                break
+            (other,) = self.tried((costs, place))
         return best
 
-    def _tried(self, costs: Costs, place: int) -> _Tried[Found]:
-        discount = DISCOUNTS[place]
-        found = self._search({key: cost * math.exp(-discount * self._following.get(key[0], 0.0)) for key, cost in costs.items()})
-        layers = found.plan.layers
-        if layers not in self._off:
-            off = self._guide.judge(found.plan)
-            self._off[layers] = math.inf if math.isnan(off) else off
-        return _Tried(found, self._off[layers])
+    def _discounted(self, costs: Costs, discount: float) -> Costs:
+        return {key: cost * math.exp(-discount * self._following.get(key[0], 0.0)) for key, cost in costs.items()}
 
 
 def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Found], *, effort: int) -> Found:
     """Return the plan that recovers best, of those that `search` finds by several costs.
 
-    Costs are what is kept of a layer, as -log and as a share, and from effort 1 on what it costs measured alone. The best
-    of them is then tried with other discounts, from effort 3 on each. From effort 2 on the layers are measured again in the
-    company of the best plan, at effort 3 twice.
+    Costs are -log of what is kept of a layer and, from effort 1 on, what it costs measured alone; at effort 0 and from 2 on
+    also what is not kept. The best of them is then tried with other discounts, at effort 3 each. From effort 2 on the layers
+    are measured again in the company of the best plan, at effort 3 twice.
     """
     trial = _Trial(guide, groupings, search)
-    families: list[Costs] = [_kept_costs(groupings, "log"), _kept_costs(groupings, "share")]
+    families: list[Costs] = [_kept_costs(groupings, "log")]
     if effort >= 1:
         families.append(guide.costs(groupings, None))
-    tried = [trial.climb(costs, FIRST, steps=len(DISCOUNTS) if effort >= 3 else 0) for costs in families]
+    if effort != 1:
+        families.append(_kept_costs(groupings, "share"))
+    tried = trial.tried(*((costs, FIRST) for costs in families))
     best = min(tried, key=_off)
     if effort >= 1:
-        best = min(best, trial.climb(families[tried.index(best)], FIRST, steps=len(DISCOUNTS)), key=_off)
+        climbing = families if effort >= 3 else [families[tried.index(best)]]
+        best = min([best, *(trial.climb(costs, FIRST) for costs in climbing)], key=_off)
     for _ in range(effort - 1):
-        in_company = guide.costs(groupings, best.found.plan)
-        other = trial.climb(in_company, FIRST_IN_COMPANY, steps=len(DISCOUNTS))
+        other = trial.climb(guide.costs(groupings, best.found.plan), FIRST_IN_COMPANY)
         if other.off >= best.off:
             break
         best = other

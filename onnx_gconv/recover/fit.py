@@ -109,7 +109,9 @@ class Fit:
         scale, offset = (value.astype(np.float32)[self.site.outputs][:, None, :] for value in self._tail)
         base = offset if rows.added is None else offset + rows.added
         wanted, found = scale * rows.t + base, scale * predict(rows, at) + base
-        wanted = np.where(wanted <= low, np.minimum(found, low), np.where(wanted >= high, np.maximum(found, high), wanted))
+        if high != np.inf:  # a Relu has none
+            wanted = np.where(wanted >= high, np.maximum(found, high), wanted)
+        wanted = np.where(wanted <= low, np.minimum(found, low), wanted)
         return replace(rows, t=((wanted - base) / scale).astype(np.float32))
 
     def tensors(self, fitted: Coefficients) -> dict[str, Array]:

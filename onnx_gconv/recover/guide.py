@@ -1,6 +1,8 @@
 """What calibration data tells the planner: costs of layers, and which of several plans recovers best."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
@@ -22,10 +24,10 @@ from onnx_gconv.solve.grouping import Grouping
 
 MEASURED = 192  # samples that layers are fitted to, at most, to measure what each costs
 PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
-FITTED = 384  # that a trial is fitted to, at most
-JUDGED = 640  # others, that it is judged on
+FITTED = 256  # that a trial is fitted to, at most
+JUDGED = 448  # others, that it is judged on
 # A trial need not find the best weights, only tell plans apart.
-TRIAL_POSITIONS_A_WEIGHT = 40
+TRIAL_POSITIONS_A_WEIGHT = 30
 TRIAL_LEAST_POSITIONS = 4000
 TRIAL_RELAXATIONS = 0
 
@@ -44,14 +46,13 @@ class CalibratedGuide:
             jobs=jobs,
         )
         self._progress = progress
-        self._last: tuple[object, onnx.ModelProto] = (None, model)  # the plan judged last, recovered
 
     def costs(self, groupings: Mapping[Key, Grouping], company: Plan | None) -> dict[Key, float]:
         """Return the divergence of the outputs when one layer is grouped anew and fitted, alone or in company.
 
         In company, the least of each layer is taken off: what is left is what the choice of its groups costs.
         """
-        model = self._model if company is None else self._recovered(company)
+        model = self._model if company is None else self._recovered(company, self._effort)
         found = sensitivities(
             self._model,
             model,
@@ -73,26 +74,31 @@ class CalibratedGuide:
         counts = flow.counts_after([site.name for site in sites])
         return {name: counts.get(name, 0) / len(sites) for name in names}
 
-    def judge(self, plan: Plan) -> float:
-        """Return the divergence of the outputs after the plan and a quick reconstruction."""
-        active = session(self._recovered(plan))
-        pairs = zip(self._expected, self._judged(), strict=True)
-        return float(np.mean([divergence(expected, run(active, feeds)) for expected, feeds in pairs]))
+    def judge(self, plans: Sequence[Plan]) -> list[float]:
+        """Return the divergence of the outputs after each plan and a quick reconstruction.
 
-    def _recovered(self, plan: Plan) -> onnx.ModelProto:
-        """Return the plan carried out, quickly; the last one is remembered, for it is asked for twice."""
-        if plan.layers != self._last[0]:
-            masked = mask(self._model, plan)
-            fitted = reconstruct(
-                self._model,
-                masked,
-                plan_sites(masked, plan),
-                self._calibration.feeds(self._fitted_samples),
-                effort=self._effort,
-                progress=self._progress,
+        Plans are judged side by side, for much of a fit is done by one thread.
+        """
+        if not plans:
+            return []
+        expected = self._expected
+        at_once = min(self._effort.jobs, len(plans))
+        effort = replace(self._effort, jobs=max(1, self._effort.jobs // at_once), memory_share=1 / at_once)
+
+        def judged(plan: Plan) -> float:
+            active = session(self._recovered(plan, effort), threads=effort.jobs)
+            return float(
+                np.mean([divergence(one, run(active, feeds)) for one, feeds in zip(expected, self._judged(), strict=True)])
             )
-            self._last = plan.layers, fitted.model
-        return self._last[1]
+
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(judged, plans))
+
+    def _recovered(self, plan: Plan, effort: Effort) -> onnx.ModelProto:
+        """Return the plan carried out, quickly."""
+        masked = mask(self._model, plan)
+        sites, feeds = plan_sites(masked, plan), self._calibration.feeds(self._fitted_samples)
+        return reconstruct(self._model, masked, sites, feeds, effort=effort, progress=self._progress).model
 
     @cached_property
     def _expected(self) -> list[dict[str, Result]]:

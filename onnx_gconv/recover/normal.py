@@ -21,14 +21,30 @@ class Rows:
     u: Floats  # (blocks, positions, inputs)
     t: Floats  # (blocks, positions, outputs)
     added: Floats | None  # what a shortcut adds behind it, where an activation follows on that: (blocks, positions, outputs)
+    centre: "Centre | None" = None  # what was taken off the inputs
 
     @property
     def nbytes(self) -> int:
         return self.u.nbytes + self.t.nbytes + (0 if self.added is None else self.added.nbytes)
 
 
+@dataclass(frozen=True, eq=False)
+class Centre:
+    """A value near the mean of each channel, and the sum of what is left without it: not quite zero."""
+
+    value: Doubles  # (blocks, channels)
+    rest: Doubles
+
+
+def centred(rows: Rows) -> Rows:
+    """Return the rows with their inputs about their mean, in place: once, for they are looked at several times."""
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found in the sum of all
+        about = _Centred.of(rows.u, out=rows.u)
+    return replace(rows, u=about.values, centre=Centre(about.centre, about.rest))
+
+
 def join(parts: Sequence[Rows]) -> Rows:
-    """Return the rows as one."""
+    """Return the rows as one; none of them may be centred."""
     if len(parts) == 1:
         return parts[0]
     added = [part.added for part in parts if part.added is not None]
@@ -81,16 +97,23 @@ def sums(rows: Rows) -> Sums:
     products are of numbers about their mean, which is added back in float64: far off centre, float32 would lose the spread.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found in the sum of all
-        u = _Centred.of(rows.u)
+        u = _inputs(rows)
         t, ut, tt = target_sums(rows)
         return Sums(rows.u.shape[1], u.total, t, u.times(u), ut, tt)
 
 
 def target_sums(rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
     """Return the moments that the targets have a part in: t, ut and tt."""
-    u, t = _Centred.of(rows.u), _Centred.of(rows.t)
+    u, t = _inputs(rows), _Centred.of(rows.t)
     squares = np.square(t.values, dtype=np.float64).sum(axis=1) + t.centre * (t.rest + t.total)
     return t.total, u.times(t), squares
+
+
+def _inputs(rows: Rows) -> "_Centred":
+    if rows.centre is None:
+        return _Centred.of(rows.u)
+    centre, rest = rows.centre.value, rows.centre.rest
+    return _Centred(rows.u, centre, rest + rows.u.shape[1] * centre, rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +126,11 @@ class _Centred:
     rest: Doubles  # sum of the values about the centre: not quite zero
 
     @classmethod
-    def of(cls, values: Floats) -> "_Centred":
+    def of(cls, values: Floats, out: Floats | None = None) -> "_Centred":
         total = values.sum(axis=1, dtype=np.float64)
         centre = (total / values.shape[1]).astype(np.float32)
-        return cls(values - centre[:, None], centre.astype(np.float64), total, total - values.shape[1] * centre.astype(np.float64))
+        exact = centre.astype(np.float64)
+        return cls(np.subtract(values, centre[:, None], out=out), exact, total, total - values.shape[1] * exact)
 
     def times(self, other: "_Centred") -> Doubles:
         """Return the sum over the positions of the outer products of the values as they were."""
@@ -126,7 +150,10 @@ def retarget(total: Sums, parts: Iterable[tuple[Doubles, Doubles, Doubles]]) -> 
 
 def predict(rows: Rows, at: Coefficients) -> Floats:
     """Return what these coefficients give: (blocks, positions, outputs)."""
-    return np.asarray(np.matmul(rows.u, at.weight.astype(np.float32)) + at.intercept.astype(np.float32)[:, None, :])
+    constant = at.intercept if rows.centre is None else at.intercept + np.einsum("bi,bio->bo", rows.centre.value, at.weight)
+    found = np.matmul(rows.u, at.weight.astype(np.float32))
+    found += constant.astype(np.float32)[:, None, :]
+    return np.asarray(found)
 
 
 def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bool) -> Coefficients:

@@ -29,7 +29,7 @@ from onnx_gconv.recover.normal import (
     variance,
 )
 from onnx_gconv.recover.site import Site, find_sites
-from onnx_gconv.recover.store import Store
+from onnx_gconv.recover.store import MEMORY_BYTES, Store
 from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
 from onnx_gconv.recover.work import SharedRows, Work
 from onnx_gconv.runtime import Feeds
@@ -40,7 +40,7 @@ DAMPING = 1e-3
 # Positions that a fit looks at, for each weight of an output and at least: neighbouring patches tell much the same.
 POSITIONS_A_WEIGHT = 120
 LEAST_POSITIONS = 20_000
-RELAXATIONS = 3
+RELAXATIONS = 2
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Effort:
     relaxations: int = RELAXATIONS
     seed: int = 0
     jobs: int = 1
+    memory_share: float = 1.0  # of what may be held, where several are made at once
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,9 @@ def reconstruct(
     constants = Constants(masked)
     fitted: dict[str, np.ndarray] = {}
     errors = []
-    with Store() as dense_store, Store() as compressed_store, ThreadPoolExecutor(effort.jobs) as pool:
-        work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)))
+    stored = int(effort.memory_share * MEMORY_BYTES)
+    with Store(stored) as dense_store, Store(stored) as compressed_store, ThreadPoolExecutor(effort.jobs) as pool:
+        work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)), effort.memory_share)
         ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
         behind = Walk(flows[1], compressed_store, later=[site_reads(site) for site in sites])
         for number, site in enumerate(sites):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from onnx_gconv.recover.normal import Rows, join
+from onnx_gconv.recover.normal import Rows, centred, join
 
 Result = TypeVar("Result")
 HELD_BYTES = 2**28  # rows of one site that are held in memory; more are made anew whenever they are needed
@@ -17,6 +17,7 @@ class Work:
 
     pool: ThreadPoolExecutor
     shares: Sequence[range]
+    memory_share: float = 1.0  # of what may be held
 
     def positions(self, wanted: int) -> int:
         """Return how many positions to look at in a batch, to look at so many in all."""
@@ -44,8 +45,8 @@ class SharedRows:
         held = self._held.get(share.start)
         if held is not None:
             return held
-        rows = join([self._make(batch) for batch in share])
-        if self._bytes + rows.nbytes <= HELD_BYTES:
+        rows = centred(join([self._make(batch) for batch in share]))
+        if self._bytes + rows.nbytes <= self._work.memory_share * HELD_BYTES:
             self._bytes += rows.nbytes
             self._held[share.start] = rows
         return rows
