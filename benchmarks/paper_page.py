@@ -150,16 +150,16 @@ MATRICES = """\
 ## Recovery ratio of random matrices (its Figure 5, left)
 
 **Paper.** A block-diagonal matrix is permuted at random and sorted back; the recovery ratio is the share of the importance that
-ends up in the diagonal blocks. "The recovery ratio becomes higher for more samples when N_S increases, and when N_S=10, most
-samples can achieve 100%"; 10,000 cases (supplement). Sizes and distribution are not given.
+ends up in the diagonal blocks. "[T]he recovery ratio becomes higher for more samples when N_S increases, and when N_S=10, most
+samples can achieve 100% recovery ratio"; 10,000 cases (supplement). Sizes and distribution are not given.
 
 **Here.** `paper.py matrices`: 128×128, G=16, entries of the blocks uniform in (0, 1), seeds 0, 1, 2 …; N_S=0 leaves the channels in
 place; "ours" is `--solver best`.
 """
 
 MATRICES_DIFFER = """\
-**Where we differ.** The paper's claim holds as far as its sort goes: N_S=10 recovers {sort}. The others are not lost for any
-permutation: `--solver best` recovers {best} at its default effort. (Of [10,000 matrices](../benchmarks/solver.md), run earlier,
+**Where we differ.** The paper's claim holds as far as its sort goes: N_S=10 recovers {sort}. What is left is
+no property of the matrices: `--solver best` recovers {best} at its default effort. (Of [10,000 matrices](../benchmarks/solver.md), run earlier,
 the sort recovered 73.0 % and the default all.)
 """
 
