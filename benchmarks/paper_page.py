@@ -158,9 +158,9 @@ place; "ours" is `--solver best`.
 """
 
 MATRICES_DIFFER = """\
-**Where we differ.** The paper's claim holds as far as its sort goes: N_S=10 recovers {sort}. What is left is
-no property of the matrices: `--solver best` recovers {best} at its default effort. (Of [10,000 matrices](../benchmarks/solver.md), run earlier,
-the sort recovered 73.0 % and the default all.)
+**Where we differ.** The paper's claim holds as far as its sort goes: N_S=10 recovers {sort}. What is left is no property of the
+matrices: `--solver best` recovers {best} at its default effort. (Of [10,000 matrices](../benchmarks/solver.md), run
+earlier, the sort recovered 73.0 % and the default all.)
 """
 
 
