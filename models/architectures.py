@@ -60,6 +60,57 @@ class ResNet(nn.Module):
         return logits
 
 
+class Bottleneck(nn.Module):
+    """The other block of He 2015: 1x1, 3x3, 1x1. The stride is in the 3x3 Conv, as torchvision has it."""
+
+    EXPANSION = 4
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        channels = out_channels // self.EXPANSION
+        self.conv1 = conv(in_channels, channels, 1)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = conv(channels, channels, 3, stride=stride)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = conv(channels, out_channels, 1)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.relu = nn.ReLU()
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.downsample = nn.Sequential(conv(in_channels, out_channels, 1, stride=stride), nn.BatchNorm2d(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        result: Tensor = self.relu(self.bn3(self.conv3(out)) + self.downsample(x))
+        return result
+
+
+class ImageNetResNet(nn.Module):
+    """torchvision's ResNet: a 7x7 stem, pooling, and four stages of 64, 128, 256 and 512 channels, times four in bottlenecks."""
+
+    def __init__(self, block: type[BasicBlock | Bottleneck], blocks: tuple[int, int, int, int], *, classes: int) -> None:
+        super().__init__()
+        expansion = Bottleneck.EXPANSION if block is Bottleneck else 1
+        widths = [64 * expansion * 2**stage for stage in range(4)]
+        self.conv1 = conv(3, 64, 7, stride=2)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = _stage(block, 64, widths[0], blocks=blocks[0], stride=1)
+        self.layer2 = _stage(block, widths[0], widths[1], blocks=blocks[1], stride=2)
+        self.layer3 = _stage(block, widths[1], widths[2], blocks=blocks[2], stride=2)
+        self.layer4 = _stage(block, widths[2], widths[3], blocks=blocks[3], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(widths[3], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        logits: Tensor = self.fc(self.avgpool(x).flatten(1))
+        return logits
+
+
 class PreActBottleneck(nn.Module):
     """The block of He 2016: BatchNorm and Relu before each Conv, nothing after the addition."""
 
@@ -207,6 +258,10 @@ def _cifar(build: Callable[[int], nn.Module]) -> Architecture:
     return Architecture(build, image_size=32, default_classes=100)
 
 
+def _imagenet(build: Callable[[int], nn.Module]) -> Architecture:
+    return Architecture(build, image_size=224, default_classes=1000)
+
+
 def _torchvision(name: str) -> Architecture:
     """Return the architecture torchvision calls `name`; torchvision is imported only when it is built."""
 
@@ -218,17 +273,17 @@ def _torchvision(name: str) -> Architecture:
         model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
         return model
 
-    return Architecture(build, image_size=224, default_classes=1000)
+    return _imagenet(build)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "resnet110": _cifar(lambda classes: ResNet(3, (16, 32, 64), blocks=18, classes=classes)),
     "resnet164": _cifar(lambda classes: PreResNet(blocks=18, classes=classes)),
     "densenet86": _cifar(lambda classes: DenseNet86(classes=classes)),
-    "resnet18": _torchvision("resnet18"),
-    "resnet34": _torchvision("resnet34"),
-    "resnet50": _torchvision("resnet50"),
-    "resnet101": _torchvision("resnet101"),
-    "mobilenet_v1": Architecture(lambda classes: MobileNetV1(classes=classes), image_size=224, default_classes=1000),
+    "resnet18": _imagenet(lambda classes: ImageNetResNet(BasicBlock, (2, 2, 2, 2), classes=classes)),
+    "resnet34": _imagenet(lambda classes: ImageNetResNet(BasicBlock, (3, 4, 6, 3), classes=classes)),
+    "resnet50": _imagenet(lambda classes: ImageNetResNet(Bottleneck, (3, 4, 6, 3), classes=classes)),
+    "resnet101": _imagenet(lambda classes: ImageNetResNet(Bottleneck, (3, 4, 23, 3), classes=classes)),
+    "mobilenet_v1": _imagenet(lambda classes: MobileNetV1(classes=classes)),
     "mobilenet_v2": _torchvision("mobilenet_v2"),
 }

@@ -97,6 +97,13 @@ def test_the_reference_is_current() -> None:
     assert page.read_text(encoding="utf-8") == made["reference"](), "docs/reference.md is stale: python docs/make_reference.py"
 
 
+def test_the_page_on_the_paper_is_made_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    made = runpy.run_path(str(ROOT / "benchmarks" / "paper.py"))
+    page = made["page_of"](made["read_results"](ROOT / "benchmarks" / "paper.jsonl"))
+    assert (ROOT / "docs" / "paper.md").read_text(encoding="utf-8") == page, "stale: python benchmarks/paper.py page"
+
+
 def test_every_flag_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     for module in COMMANDS:
