@@ -461,8 +461,8 @@ def interrupt(command: str) -> None:
     [
         "onnx_gconv.model.file.load_with_data_files",
         "onnx_gconv.planning.planner.make_plan",
-        "onnx_gconv.rewrite.group.carry_out",
-        "onnx_gconv.verify.verify",
+        "onnx_gconv.verified.carry_out",
+        "onnx_gconv.verified.verify",
         "onnx_gconv.model.file.save",
         "onnx_gconv.report.record.to_json",
     ],
@@ -759,7 +759,7 @@ def test_compress_refuses_a_model_in_which_every_tensor_is_zero() -> None:
 @each_rewriting
 def test_a_rewriting_that_is_another_function_is_never_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bad.onnx").write_bytes(MODEL)
-    monkeypatch.setattr("onnx_gconv.rewrite.group.carry_out", lambda model, plan, placement, lowering: model)  # groups nothing
+    monkeypatch.setattr("onnx_gconv.verified.carry_out", lambda model, plan, placement, lowering: model)  # groups nothing
     refuse(command, "the grouped model differs from the masked one", "--no-verify")
 
 
