@@ -1,5 +1,6 @@
 """What calibration data tells the planner."""
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from fitting import Feeds, grouped, plan_of
 from tiny import conv_net
 
 from onnx_gconv.data.batch import Batch
+from onnx_gconv.data.function import FunctionData
+from onnx_gconv.data.inputs import model_inputs
 from onnx_gconv.recover import guide as guide_module
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.guide import CalibratedGuide
@@ -59,3 +62,35 @@ def test_plans_are_judged_on_samples_that_they_are_not_fitted_to(samples: int, m
     assert fitted
     assert judged
     assert not fitted & judged
+
+
+def busy_images() -> Iterator[tuple[dict[str, np.ndarray], None]]:
+    """A user's function that cannot be read twice at once."""
+    assert not READERS, "read by two at once"
+    READERS.append(1)
+    try:
+        rng = np.random.default_rng(0)
+        for _ in range(6):
+            time.sleep(0.05)  # long enough for another to come in
+            yield {"image": rng.standard_normal((10, 3, 8, 8)).astype(np.float32)}, None
+    finally:
+        READERS.pop()
+
+
+READERS: list[int] = []
+
+
+def test_a_users_function_is_read_by_one_judgement_at_a_time() -> None:
+    model = conv_net()
+    data = FunctionData("busy", False, busy_images, model_inputs(model))
+    plans = [plan_of(grouped("c2", 8, 8, groups=groups)) for groups in (2, 4)]
+    calibration = Calibration(data, 60, BATCH, is_fixed=False)
+    one, two = (CalibratedGuide(model, calibration, seed=0, jobs=jobs, progress=lambda *_: None) for jobs in (1, 2))
+    assert one.judge(plans) == two.judge(plans)
+
+
+def test_plans_judged_side_by_side_are_judged_as_one_by_one() -> None:
+    plans = [plan_of(grouped("c2", 8, 8, groups=groups)) for groups in (2, 4, 8)]
+    calibration = Calibration(Numbered(300), 300, BATCH, is_fixed=False)
+    together, alone = (CalibratedGuide(conv_net(), calibration, seed=0, jobs=jobs, progress=lambda *_: None) for jobs in (2, 1))
+    assert together.judge(plans) == [alone.judge([plan])[0] for plan in plans]

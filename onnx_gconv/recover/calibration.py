@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from onnx_gconv.data.batch import Batch, Data, fixed_batch
+from onnx_gconv.data.function import FunctionData
 from onnx_gconv.errors import DataError
 from onnx_gconv.model.shapes import declared_shape, free_inputs
 from onnx_gconv.runtime import Feeds
@@ -24,6 +25,11 @@ class Calibration:
     samples: int
     batch: int
     is_fixed: bool  # whether the model takes no other number at once
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether several may read the data at once. A user's function may keep a state, such as a seeded generator."""
+        return not isinstance(self.data.data if isinstance(self.data, Unlabelled) else self.data, FunctionData)
 
     def feeds(self, limit: int | None = None) -> Iterator[Feeds]:
         """Yield the inputs of each batch. A model with a fixed batch misses the samples that fill none."""

@@ -72,7 +72,7 @@ class CalibratedGuide:
         flow = Flow(self._model)
         sites = find_sites(flow, Constants(self._model), {})
         counts = flow.counts_after([site.name for site in sites])
-        return {name: counts.get(name, 0) / len(sites) for name in names}
+        return {name: counts.get(name, 0) / max(1, len(sites)) for name in names}
 
     def judge(self, plans: Sequence[Plan]) -> list[float]:
         """Return the divergence of the outputs after each plan and a quick reconstruction.
@@ -82,23 +82,23 @@ class CalibratedGuide:
         if not plans:
             return []
         expected = self._expected
-        at_once = min(self._effort.jobs, len(plans))
+        at_once = min(self._effort.jobs, len(plans)) if self._calibration.is_shareable else 1
         effort = replace(self._effort, jobs=max(1, self._effort.jobs // at_once), memory_share=1 / at_once)
 
         def judged(plan: Plan) -> float:
-            active = session(self._recovered(plan, effort), threads=effort.jobs)
-            return float(
-                np.mean([divergence(one, run(active, feeds)) for one, feeds in zip(expected, self._judged(), strict=True)])
-            )
+            active = session(self._recovered(plan, effort, is_told=plan is plans[0]), threads=effort.jobs)
+            pairs = zip(expected, self._judged(), strict=True)
+            return float(np.mean([divergence(one, run(active, feeds)) for one, feeds in pairs]))
 
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(judged, plans))
 
-    def _recovered(self, plan: Plan, effort: Effort) -> onnx.ModelProto:
-        """Return the plan carried out, quickly."""
+    def _recovered(self, plan: Plan, effort: Effort, *, is_told: bool = True) -> onnx.ModelProto:
+        """Return the plan carried out, quickly. Of several at once, one tells how far it is."""
         masked = mask(self._model, plan)
         sites, feeds = plan_sites(masked, plan), self._calibration.feeds(self._fitted_samples)
-        return reconstruct(self._model, masked, sites, feeds, effort=effort, progress=self._progress).model
+        progress = self._progress if is_told else lambda *_: None
+        return reconstruct(self._model, masked, sites, feeds, effort=effort, progress=progress).model
 
     @cached_property
     def _expected(self) -> list[dict[str, Result]]:
