@@ -41,6 +41,9 @@ def time_section(timings: Sequence[tuple[str, Timing]]) -> Section:
 def exploration_section(exploration: Explored, results: Results) -> Section:
     """Return what each budget costs, and what was made of it."""
     marks = _marks(exploration, results)
+    title, accuracies = _accuracies(exploration)
+    # The file does not say by which costs a point was found; only with data can they differ from point to point.
+    mixed = "Costs found by trial are of several kinds, and then points do not compare by them. " if accuracies else ""
     parts: list[Part] = [
         paragraph(
             f"{len(exploration.points)} budgets of {exploration.model}, from the model as it is to the smallest it can become."
@@ -50,10 +53,9 @@ def exploration_section(exploration: Explored, results: Results) -> Section:
             "exploration-cost",
             partial(pareto, exploration, marks),
             f"Pruning cost of {len(exploration.points)} budgets against the {_by(exploration)} that are left.",
-            "No choice of groups costs less within its budget where the search has proven it. " + _marks_caption(marks),
+            "No choice of groups costs less within its budget where the search has proven it. " + mixed + _marks_caption(marks),
         ),
     ]
-    title, accuracies = _accuracies(exploration)
     if accuracies:
         parts += [
             element("h3", text("Accuracy of each budget")),
