@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import scipy.special
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onnx_gconv.errors import DataError
-from onnx_gconv.recover.divergence import divergence
+from onnx_gconv.recover.divergence import divergence, score_error
 from onnx_gconv.recover.normal import Coefficients, Rows, Sums, add_up, damping_between, join, residual, solve, sums, variance
 from onnx_gconv.recover.patches import choose, patches, window_of
 from onnx_gconv.recover.store import Store
@@ -301,6 +302,24 @@ def test_of_logits_it_is_that_of_their_softmax_whatever_is_added_to_a_row() -> N
     assert divergence({"y": np.log(P) + shifts}, {"y": np.log(Q) - shifts}) == pytest.approx(KL, rel=1e-9)
     maps = {"y": np.log(P)[:, :, None, None]}
     assert divergence(maps, {"y": np.log(Q)[:, :, None, None]}) == pytest.approx(KL, rel=1e-9)
+
+
+def test_a_temperature_divides_the_scores_and_leaves_other_outputs_alone() -> None:
+    hot, cold = {"y": np.log(P)}, {"y": np.log(Q)}
+    assert divergence(hot, cold, temperature=4.0) == pytest.approx(divergence({"y": np.log(P) / 4}, {"y": np.log(Q) / 4}), rel=1e-9)
+    assert divergence({"y": P}, {"y": Q}, temperature=4.0) == pytest.approx(divergence(hot, cold, temperature=4.0), rel=1e-9)
+    boxes = np.array([[[3.0, 4.0]]])
+    assert divergence({"y": boxes}, {"y": boxes + np.array([0.0, 1.0])}, temperature=4.0) == pytest.approx(1 / 25)
+
+
+def test_the_error_of_scores_is_relative_and_leaves_out_what_is_the_same_for_all_classes() -> None:
+    scores, others = np.array([[3.0, -3.0], [1.0, -1.0]]), np.array([[2.0, -2.0], [1.0, -1.0]])
+    shifts = np.array([[7.0], [-1.0]])
+    assert score_error({"y": scores + shifts}, {"y": others - shifts}) == pytest.approx(2 / 20)
+    probabilities = [scipy.special.softmax(each, axis=1) for each in (scores, others)]
+    assert score_error({"y": probabilities[0]}, {"y": probabilities[1]}) == pytest.approx(2 / 20)
+    boxes = np.array([[[3.0, 4.0]]])
+    assert score_error({"y": boxes}, {"y": boxes + np.array([0.0, 1.0])}) == pytest.approx(1 / 25)
 
 
 def test_of_other_outputs_it_is_the_relative_squared_error() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import conv_net, save
+from tiny import conv_net, from_text, save
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'onnx-gconv[torch]'")
 
@@ -14,7 +14,8 @@ from onnx_gconv.errors import DataError, TrainingError  # noqa: E402
 from onnx_gconv.torch import checkpoint, load  # noqa: E402
 from onnx_gconv.torch.augment import Draw, augmented, draw  # noqa: E402
 from onnx_gconv.torch.checkpoint import Checkpoint  # noqa: E402
-from onnx_gconv.torch.loss import TEMPERATURE, Loss  # noqa: E402
+from onnx_gconv.torch.landmarks import WithLandmarks, landmarks  # noqa: E402
+from onnx_gconv.torch.loss import LANDMARKS, TEMPERATURE, Loss  # noqa: E402
 from onnx_gconv.torch.schedule import factor  # noqa: E402
 from onnx_gconv.torch.spool import Samples, Spool, spooled  # noqa: E402
 from onnx_gconv.torch.team import Team, assembled  # noqa: E402
@@ -83,6 +84,46 @@ def test_an_output_that_is_no_class_is_compared_by_its_squared_error_as_a_share_
     assert loss.right(tensors(map_of_student), tensors(map_of_teacher)) is None
     with pytest.raises(DataError, match="does not classify"):
         Loss(0.5, ("Conv",))(tensors(map_of_student), tensors(map_of_teacher), torch.zeros(3, dtype=torch.int64))
+
+
+def test_landmarks_are_where_branches_join_behind_the_activation() -> None:
+    model = from_text(
+        """r (float[N, 2, 4, 4] x) => (float[N, 2, 4, 4] y)
+        {
+            a = Conv<pads = [1, 1, 1, 1]>(x, w)
+            s = Add(a, x)
+            r = Relu(s)
+            b = Add(r, shift)
+            c = Conv<pads = [1, 1, 1, 1]>(b, w)
+            t = Add(c, r)
+            n = Neg(t)
+            k = Relu(t)
+            q = Concat<axis = 1>(n, k)
+            y = Slice(q, zero, two, one)
+        }""",
+        w=RNG.standard_normal((2, 2, 3, 3)).astype(np.float32),
+        shift=np.ones(1, np.float32),
+        zero=np.array([0]),
+        one=np.array([1]),
+        two=np.array([2]),
+    )
+    program = load(model).program
+    # `b` adds a constant; `t` has other readers besides its Relu.
+    assert landmarks(program, program) == ("r", "t", "q")
+    straight = load(conv_net()).program
+    assert landmarks(straight, straight) == tuple(node.outputs[0] for node in straight.nodes if node.op == "Relu") != ()
+    assert landmarks(program, straight) == ()
+
+
+def test_landmarks_count_beside_the_classes_and_only_as_far_as_the_teacher_does() -> None:
+    inside, wanted = tensors(*RNG.standard_normal((2, 6, 3, 2, 2)))
+    error = float(((inside - wanted) ** 2).mean() / wanted.var(correction=0))
+    numbers = torch.ones(2, dtype=torch.int64)
+    marks = [(inside, wanted), (wanted, wanted), (numbers, numbers + 1), (inside, wanted[:3])]
+    found = Loss(0.5, ("Gemm",))(tensors(STUDENT), tensors(TEACHER), torch.from_numpy(LABELS), marks)
+    assert float(found) == pytest.approx(0.5 * (DIVERGENCE + LANDMARKS * error / 2) + 0.5 * CROSS_ENTROPY, rel=1e-5)
+    maps = tensors(RNG.standard_normal((3, 1, 5, 5)))
+    assert float(Loss(1.0, ("Conv",))(maps, maps, None, marks[:1])) == pytest.approx(error, rel=1e-5)
 
 
 def test_a_label_beyond_the_classes_is_refused() -> None:
@@ -178,6 +219,22 @@ def test_one_step_is_that_of_sgd_by_hand() -> None:
         gradient = gradients[name] / max(1.0, float(norm)) + (1e-4 * before[name] if before[name].ndim > 1 else 0)
         # The first momentum is the gradient itself, and Nesterov looks ahead by 0.9 of it.
         assert torch.allclose(value, before[name] - 0.05 * 1.9 * gradient, rtol=1e-4, atol=1e-6), name
+
+
+def test_a_student_comes_closer_to_its_teacher_inside_as_well() -> None:
+    run = training(distill=1.0, epochs=6, lr=0.1)
+    images = run.spool.take(run.split.validation).inputs
+    assert run.landmarks
+
+    def error_inside() -> float:
+        with torch.no_grad():
+            ours, theirs = (WithLandmarks(module, run.landmarks)(**images)[1] for module in (run.module, run.teacher))
+        return sum(float((one - other).square().mean() / other.var()) for one, other in zip(ours, theirs, strict=True))
+
+    before = error_inside()
+    for epoch in range(1, 7):
+        run.train_epoch(epoch, lambda done, total, text: None)
+    assert error_inside() < 0.7 * before
 
 
 def test_a_record_of_validation_is_what_the_model_does_on_the_part_held_back() -> None:

@@ -17,7 +17,7 @@ from onnx_gconv.planning.solving import Groupings
 Costs = Mapping[tuple[str, int], float]  # by layer and number of groups
 
 # A layer that the whole model follows costs exp(-discount) of what it would cost at the end.
-DISCOUNTS = (0.0, 1.0, 2.0, 4.0, 8.0)
+DISCOUNTS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 FIRST = 2  # the place of the discount that is tried first
 FIRST_IN_COMPANY = 1  # of these costs the mending by others is a part already
 
@@ -92,16 +92,14 @@ class _Trial(Generic[Found]):
 def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Found], *, effort: int) -> Found:
     """Return the plan that recovers best, of those that `search` finds by several costs.
 
-    Costs are -log of what is kept of a layer and, from effort 1 on, what it costs measured alone; at effort 0 and from 2 on
-    also what is not kept. The best of them is then tried with other discounts, at effort 3 each. From effort 2 on the layers
-    are measured again in the company of the best plan, at effort 3 twice.
+    Costs are, from effort 1 on, what a layer costs measured alone; at effort 0 and from 2 on also -log of what is kept of it, and
+    what is not kept. The best of them is then tried with other discounts, at effort 3 each. From effort 2 on the layers are
+    measured again in the company of the best plan, at effort 3 twice.
     """
     trial = _Trial(guide, groupings, search)
-    families: list[Costs] = [_kept_costs(groupings, "log")]
-    if effort >= 1:
-        families.append(guide.costs(groupings, None))
+    families: list[Costs] = [guide.costs(groupings, None)] if effort >= 1 else []
     if effort != 1:
-        families.append(_kept_costs(groupings, "share"))
+        families += [_kept_costs(groupings, cost) for cost in ("log", "share")]
     tried = trial.tried(*((costs, FIRST) for costs in families))
     best = min(tried, key=_off)
     if effort >= 1:

@@ -26,6 +26,7 @@ MEASURED = 192  # samples that layers are fitted to, at most, to measure what ea
 PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
 FITTED = 256  # that a trial is fitted to, at most
 JUDGED = 448  # others, that it is judged on
+JUDGED_AT = 2.0  # the temperature that classes are compared at: near what counts, and less noisy than that
 # A trial need not find the best weights, only tell plans apart.
 TRIAL_POSITIONS_A_WEIGHT = 30
 TRIAL_LEAST_POSITIONS = 4000
@@ -48,7 +49,7 @@ class CalibratedGuide:
         self._progress = progress
 
     def costs(self, groupings: Mapping[Key, Grouping], company: Plan | None) -> dict[Key, float]:
-        """Return the divergence of the outputs when one layer is grouped anew and fitted, alone or in company.
+        """Return the error of the outputs when one layer is grouped anew and fitted, alone or in company.
 
         In company, the least of each layer is taken off: what is left is what the choice of its groups costs.
         """
@@ -88,7 +89,7 @@ class CalibratedGuide:
         def judged(plan: Plan) -> float:
             active = session(self._recovered(plan, effort, is_told=plan is plans[0]), threads=effort.jobs)
             pairs = zip(expected, self._judged(), strict=True)
-            return float(np.mean([divergence(one, run(active, feeds)) for one, feeds in pairs]))
+            return float(np.mean([divergence(one, run(active, feeds), temperature=JUDGED_AT) for one, feeds in pairs]))
 
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(judged, plans))

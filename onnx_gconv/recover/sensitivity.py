@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.recover.divergence import divergence
+from onnx_gconv.recover.divergence import score_error
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.normal import Coefficients, Sums, add_up, residual, solve, variance
@@ -64,7 +64,7 @@ def sensitivities(
 
             def measured(at: Fitted, rest: _Rest = rest) -> float:
                 tensors = at.fit.tensors(at.coefficients)
-                gaps = [divergence(one, rest.outputs(batch, tensors)) for one, batch in zip(expected, probed, strict=True)]
+                gaps = [score_error(one, rest.outputs(batch, tensors)) for one, batch in zip(expected, probed, strict=True)]
                 return float(np.mean(gaps))
 
             keys = sorted((key for key in groupings if key[0] == site.name), key=lambda key: key[1])

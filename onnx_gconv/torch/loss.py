@@ -11,6 +11,8 @@ from onnx_gconv.errors import DataError
 
 TEMPERATURE = 4.0  # at which the teacher's classes are compared: Hinton et al. 2015 softens them so
 FLOOR = 1e-12  # of a probability, before its logarithm
+# What the error at the landmarks counts beside the divergence of classes, which is the larger by about as much.
+LANDMARKS = 50.0
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,18 @@ class Loss:
     distill: float
     makers: tuple[str, ...]  # the operator that makes each output: some give probabilities
 
-    def __call__(self, outputs: Sequence[Tensor], teacher: Sequence[Tensor] | None, labels: Tensor | None) -> Tensor:
+    def __call__(
+        self,
+        outputs: Sequence[Tensor],
+        teacher: Sequence[Tensor] | None,
+        labels: Tensor | None,
+        landmarks: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> Tensor:
+        """Return the loss. Landmarks are tensors inside of the model, each with the teacher's own."""
         total = outputs[0].new_zeros(())
         if self.distill > 0:
             assert teacher is not None
-            total = total + self.distill * self._distance(outputs, teacher)
+            total = total + self.distill * (self._distance(outputs, teacher) + self._distance_inside(outputs, landmarks))
         if self.distill < 1:
             assert labels is not None
             place = self.scores(outputs)
@@ -68,8 +77,16 @@ class Loss:
                 # The gradient of softened classes shrinks with the square of the temperature.
                 parts.append(TEMPERATURE**2 * F.kl_div(student, target, reduction="batchmean", log_target=True))
             elif found.is_floating_point() and found.numel():
-                parts.append(F.mse_loss(found, wanted) / wanted.float().var(correction=0).clamp_min(FLOOR))
+                parts.append(_relative_error(found, wanted))
         return torch.stack(parts).sum()
+
+    def _distance_inside(self, outputs: Sequence[Tensor], landmarks: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the mean error at the landmarks, with its weight. Numbers there, such as shapes, are no error."""
+        pairs = [(found, wanted) for found, wanted in landmarks if found.is_floating_point() and found.shape == wanted.shape]
+        if not pairs:
+            return outputs[0].new_zeros(())
+        weight = 1.0 if self.scores(outputs) is None else LANDMARKS
+        return weight * torch.stack([_relative_error(found, wanted) for found, wanted in pairs]).mean()
 
     def _logits(self, outputs: Sequence[Tensor], place: int) -> Tensor:
         """Return numbers whose softmax the classes are: an output that holds probabilities already is undone."""
@@ -79,3 +96,8 @@ class Loss:
         if self.makers[place] == "Sigmoid":
             return torch.logit(value, eps=1e-6)
         return value
+
+
+def _relative_error(found: Tensor, wanted: Tensor) -> Tensor:
+    """Return the squared error as a share of the variance."""
+    return F.mse_loss(found, wanted) / wanted.float().var(correction=0).clamp_min(FLOOR)

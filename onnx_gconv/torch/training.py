@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onnx_gconv.errors import DataError, TrainingError
 from onnx_gconv.torch.augment import augmented, draw
+from onnx_gconv.torch.landmarks import WithLandmarks, landmarks
 from onnx_gconv.torch.loss import Loss
 from onnx_gconv.torch.module import OnnxModule
 from onnx_gconv.torch.schedule import Schedule, factor
@@ -94,9 +95,10 @@ class Training:
         self.split = split(len(spool), settings.val_split, settings.seed)
         self.batch = _batch_size(settings.batch_size, len(self.split.train), team)
         self.loss = Loss(settings.distill, tuple(module.program.output_ops[name] for name in module.output_names))
-        self.net: nn.Module = module
+        self.landmarks = landmarks(module.program, teacher.program) if teacher is not None else ()
+        self.net: nn.Module = WithLandmarks(module, self.landmarks)
         if team.world > 1:
-            self.net = DistributedDataParallel(module, find_unused_parameters=len(module.output_names) > 1)
+            self.net = DistributedDataParallel(self.net, find_unused_parameters=len(module.output_names) > 1)
         self.optimizer = _optimizer(module, settings.lr)
         # float16 on CUDA needs its losses scaled; bfloat16, on the CPU, does not.
         self.scaler = torch.amp.GradScaler("cuda", enabled=settings.amp and team.device.type == "cuda")
@@ -154,8 +156,8 @@ class Training:
 
     def _validated(self, samples: Samples) -> Tensor:
         outputs = _tuple(self.module(**samples.inputs))
-        teacher = self._teach(samples)
-        loss = float(self.loss(outputs, teacher, samples.labels)) * len(samples)
+        teacher, _ = self._teach(samples)
+        loss = float(self.loss(outputs, teacher, samples.labels)) * len(samples)  # of the outputs alone: that is what counts
         right = self._right(outputs, teacher, samples.labels)
         judged = 0 if right is None else len(samples)
         return torch.tensor([loss, right or 0, judged, len(samples)], dtype=torch.float64)
@@ -177,8 +179,9 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         with self._precision():
-            outputs, teacher = _tuple(self.net(**samples.inputs)), self._teach(samples)
-            loss = self.loss(outputs, teacher, samples.labels)
+            outputs, inside = self.net(**samples.inputs)
+            teacher, inside_teacher = self._teach(samples)
+            loss = self.loss(outputs, teacher, samples.labels, list(zip(inside, inside_teacher, strict=True)))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
@@ -191,11 +194,13 @@ class Training:
         truth = labels if labels is not None else teacher
         return None if truth is None else self.loss.right(outputs, truth)
 
-    def _teach(self, samples: Samples) -> tuple[Tensor, ...] | None:
+    def _teach(self, samples: Samples) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
+        """Return what the teacher gives, and what it has at the landmarks."""
         if self.teacher is None:
-            return None
+            return None, ()
         with torch.no_grad():
-            return _tuple(self.teacher(**samples.inputs))
+            found: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = WithLandmarks(self.teacher, self.landmarks)(**samples.inputs)
+        return found
 
     def _precision(self) -> AbstractContextManager[Any]:
         if not self.settings.amp:
