@@ -258,9 +258,9 @@ def test_two_processes_train_as_one_with_the_same_batch(monkeypatch: pytest.Monk
     alone, together = onnx.load("alone.onnx"), onnx.load("tuned.onnx")
     for tensor in alone.graph.initializer:
         start, expected, found = (get_tensor(model, tensor.name) for model in (batch_norm_net(), alone, together))
-        # Rounding, against what the training did. A bias ahead of a BatchNormalization has no gradient but rounding itself.
-        unit = np.finfo(np.float32).eps * np.abs(expected).max()
-        assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected - start).max() + unit, tensor.name
+        # Rounding, against what the training did. A bias ahead of a BatchNormalization has no gradient but rounding, in each step.
+        rounding = 2 * (SAMPLES // 16) * np.finfo(np.float32).eps * np.abs(expected).max()
+        assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected - start).max() + rounding, tensor.name
 
 
 def test_the_python_of_the_readme_tunes_the_digits() -> None:

@@ -15,7 +15,7 @@ from onnx_gconv.torch import checkpoint, load  # noqa: E402
 from onnx_gconv.torch.augment import Draw, augmented, draw  # noqa: E402
 from onnx_gconv.torch.checkpoint import Checkpoint  # noqa: E402
 from onnx_gconv.torch.landmarks import WithLandmarks, landmarks  # noqa: E402
-from onnx_gconv.torch.loss import LANDMARKS, TEMPERATURE, Loss  # noqa: E402
+from onnx_gconv.torch.loss import LANDMARKS, TEMPERATURE, Landmark, Loss  # noqa: E402
 from onnx_gconv.torch.schedule import factor  # noqa: E402
 from onnx_gconv.torch.spool import Samples, Spool, spooled  # noqa: E402
 from onnx_gconv.torch.team import Team, assembled  # noqa: E402
@@ -117,9 +117,8 @@ def test_landmarks_are_where_branches_join_behind_the_activation() -> None:
 
 def test_landmarks_count_beside_the_classes_and_only_as_far_as_the_teacher_does() -> None:
     inside, wanted = tensors(*RNG.standard_normal((2, 6, 3, 2, 2)))
-    error = float(((inside - wanted) ** 2).mean() / wanted.var(correction=0))
-    numbers = torch.ones(2, dtype=torch.int64)
-    marks = [(inside, wanted), (wanted, wanted), (numbers, numbers + 1), (inside, wanted[:3])]
+    error = float(((inside - wanted) ** 2).mean()) / 7.0
+    marks = [Landmark(inside, wanted, 7.0), Landmark(wanted, wanted, 5.0)]
     found = Loss(0.5, ("Gemm",))(tensors(STUDENT), tensors(TEACHER), torch.from_numpy(LABELS), marks)
     assert float(found) == pytest.approx(0.5 * (DIVERGENCE + LANDMARKS * error / 2) + 0.5 * CROSS_ENTROPY, rel=1e-5)
     maps = tensors(RNG.standard_normal((3, 1, 5, 5)))
@@ -224,11 +223,16 @@ def test_one_step_is_that_of_sgd_by_hand() -> None:
 def test_a_student_comes_closer_to_its_teacher_inside_as_well() -> None:
     run = training(distill=1.0, epochs=6, lr=0.1)
     images = run.spool.take(run.split.validation).inputs
+    with torch.no_grad():
+        _, theirs = WithLandmarks(run.teacher, tuple(run.landmarks))(**run.spool.take(run.split.train).inputs)
+    assert run.landmarks == {
+        name: pytest.approx(float(map_.var(correction=0))) for name, map_ in zip(run.landmarks, theirs, strict=True)
+    }
     assert run.landmarks
 
     def error_inside() -> float:
         with torch.no_grad():
-            ours, theirs = (WithLandmarks(module, run.landmarks)(**images)[1] for module in (run.module, run.teacher))
+            ours, theirs = (WithLandmarks(module, tuple(run.landmarks))(**images)[1] for module in (run.module, run.teacher))
         return sum(float((one - other).square().mean() / other.var()) for one, other in zip(ours, theirs, strict=True))
 
     before = error_inside()

@@ -63,7 +63,7 @@ def add_learning(parser: argparse.ArgumentParser, remark: str | None = None) -> 
         "(default: 0 with labels, 1 without)",
     )
     learning.add_argument("--epochs", type=options.positive, default=10, metavar="N", help="rounds over the data (default 10)")
-    learning.add_argument("--lr", type=_rate, default=0.01, metavar="RATE", help="learning rate at the start (default 0.01)")
+    learning.add_argument("--lr", type=_rate, default=0.05, metavar="RATE", help="learning rate at the start (default 0.05)")
     learning.add_argument(
         "--batch-size", type=options.positive, default=128, metavar="N", help="samples in a step, of all processes (default 128)"
     )

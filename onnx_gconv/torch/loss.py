@@ -15,6 +15,15 @@ FLOOR = 1e-12  # of a probability, before its logarithm
 LANDMARKS = 50.0
 
 
+@dataclass(frozen=True, eq=False)
+class Landmark:
+    """A tensor inside of the model, what the teacher has there, and how much that varies: over all data, not in this batch."""
+
+    found: Tensor
+    wanted: Tensor
+    variance: float
+
+
 @dataclass(frozen=True)
 class Loss:
     """`distill` of it is the distance to the teacher, the rest the cross-entropy with the labels."""
@@ -27,9 +36,9 @@ class Loss:
         outputs: Sequence[Tensor],
         teacher: Sequence[Tensor] | None,
         labels: Tensor | None,
-        landmarks: Sequence[tuple[Tensor, Tensor]] = (),
+        landmarks: Sequence[Landmark] = (),
     ) -> Tensor:
-        """Return the loss. Landmarks are tensors inside of the model, each with the teacher's own."""
+        """Return the loss, also of tensors inside of the model."""
         total = outputs[0].new_zeros(())
         if self.distill > 0:
             assert teacher is not None
@@ -77,16 +86,15 @@ class Loss:
                 # The gradient of softened classes shrinks with the square of the temperature.
                 parts.append(TEMPERATURE**2 * F.kl_div(student, target, reduction="batchmean", log_target=True))
             elif found.is_floating_point() and found.numel():
-                parts.append(_relative_error(found, wanted))
+                parts.append(F.mse_loss(found, wanted) / wanted.float().var(correction=0).clamp_min(FLOOR))
         return torch.stack(parts).sum()
 
-    def _distance_inside(self, outputs: Sequence[Tensor], landmarks: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the mean error at the landmarks, with its weight. Numbers there, such as shapes, are no error."""
-        pairs = [(found, wanted) for found, wanted in landmarks if found.is_floating_point() and found.shape == wanted.shape]
-        if not pairs:
+    def _distance_inside(self, outputs: Sequence[Tensor], landmarks: Sequence[Landmark]) -> Tensor:
+        """Return the mean over the landmarks of the squared error as a share of the variance, with its weight."""
+        if not landmarks:
             return outputs[0].new_zeros(())
         weight = 1.0 if self.scores(outputs) is None else LANDMARKS
-        return weight * torch.stack([_relative_error(found, wanted) for found, wanted in pairs]).mean()
+        return weight * torch.stack([F.mse_loss(mark.found, mark.wanted) / mark.variance for mark in landmarks]).mean()
 
     def _logits(self, outputs: Sequence[Tensor], place: int) -> Tensor:
         """Return numbers whose softmax the classes are: an output that holds probabilities already is undone."""
@@ -96,8 +104,3 @@ class Loss:
         if self.makers[place] == "Sigmoid":
             return torch.logit(value, eps=1e-6)
         return value
-
-
-def _relative_error(found: Tensor, wanted: Tensor) -> Tensor:
-    """Return the squared error as a share of the variance."""
-    return F.mse_loss(found, wanted) / wanted.float().var(correction=0).clamp_min(FLOOR)

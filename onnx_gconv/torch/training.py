@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onnx_gconv.errors import DataError, TrainingError
 from onnx_gconv.torch.augment import augmented, draw
 from onnx_gconv.torch.landmarks import WithLandmarks, landmarks
-from onnx_gconv.torch.loss import Loss
+from onnx_gconv.torch.loss import Landmark, Loss
 from onnx_gconv.torch.module import OnnxModule
 from onnx_gconv.torch.schedule import Schedule, factor
 from onnx_gconv.torch.spool import Samples, Spool
@@ -95,8 +95,8 @@ class Training:
         self.split = split(len(spool), settings.val_split, settings.seed)
         self.batch = _batch_size(settings.batch_size, len(self.split.train), team)
         self.loss = Loss(settings.distill, tuple(module.program.output_ops[name] for name in module.output_names))
-        self.landmarks = landmarks(module.program, teacher.program) if teacher is not None else ()
-        self.net: nn.Module = WithLandmarks(module, self.landmarks)
+        self.landmarks = self._landmarks()
+        self.net: nn.Module = WithLandmarks(module, tuple(self.landmarks))
         if team.world > 1:
             self.net = DistributedDataParallel(self.net, find_unused_parameters=len(module.output_names) > 1)
         self.optimizer = _optimizer(module, settings.lr)
@@ -180,8 +180,9 @@ class Training:
             group["lr"] = lr
         with self._precision():
             outputs, inside = self.net(**samples.inputs)
-            teacher, inside_teacher = self._teach(samples)
-            loss = self.loss(outputs, teacher, samples.labels, list(zip(inside, inside_teacher, strict=True)))
+            teacher, wanted = self._teach(samples)
+            marks = [Landmark(*each) for each in zip(inside, wanted, self.landmarks.values(), strict=True)]
+            loss = self.loss(outputs, teacher, samples.labels, marks)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
@@ -199,8 +200,21 @@ class Training:
         if self.teacher is None:
             return None, ()
         with torch.no_grad():
-            found: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = WithLandmarks(self.teacher, self.landmarks)(**samples.inputs)
+            found: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = WithLandmarks(self.teacher, tuple(self.landmarks))(
+                **samples.inputs
+            )
         return found
+
+    def _landmarks(self) -> dict[str, float]:
+        """Return at which tensors the module follows its teacher, and how much each of them varies on the first samples."""
+        if self.teacher is None:
+            return {}
+        samples = _laid_out(self.spool.take(self.split.train[:VALIDATION_BATCH]).to(self.team.device))
+        names = landmarks(self.module.program, self.teacher.program)
+        with torch.no_grad():
+            _, values = WithLandmarks(self.teacher, names)(**samples.inputs)
+        spread = {name: float(value.float().var(correction=0)) for name, value in zip(names, values, strict=True) if _is_map(value)}
+        return {name: variance for name, variance in spread.items() if variance > 0}
 
     def _precision(self) -> AbstractContextManager[Any]:
         if not self.settings.amp:
@@ -220,6 +234,11 @@ def _laid_out(samples: Samples) -> Samples:
         return value.contiguous(memory_format=torch.channels_last) if is_image_here else value
 
     return Samples({name: laid_out(value) for name, value in samples.inputs.items()}, samples.labels)
+
+
+def _is_map(value: Tensor) -> bool:
+    """Return whether a tensor has numbers for each sample, channel and place: not a shape, not a score."""
+    return value.is_floating_point() and value.ndim > 2
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
