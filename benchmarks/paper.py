@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from cifar_images import SHARED
 from finetune import command, write_data
-from paper_page import EPOCHS, GROUPS, MODEL, TRAINING_IMAGES, UNIFORM, Finished, figures, page
+from paper_page import EPOCHS, GROUPS, MODEL, RATE, TRAINING_IMAGES, UNIFORM, Finished, figures, page
 from solver import layers, permuted_blocks
 
 from onnx_gconv.model.file import load
@@ -194,7 +194,7 @@ def tuned(args: argparse.Namespace, groups: int, solver: str, seed: int) -> Resu
     command("plan", model_path(), "--groups", groups, "--solver", solver, "-o", plan, "-q", "--jobs", 1)
     command(
         *("finetune", model_path(), plan, "--data", data["labelled"], "-o", after, "--epochs", EPOCHS, "--batch-size", 64),
-        *("--augment", "crop,flip", "--val-split", 0, "--seed", seed, "-q"),
+        *("--augment", "crop,flip", "--lr", RATE, "--val-split", 0, "--seed", seed, "-q"),
     )
     command("apply", after, plan, "-o", grouped, "-q")
     judged = json.loads(command("evaluate", grouped, "--data", data["test"], "--json"))

@@ -11,6 +11,7 @@ Finished = Mapping[str, Mapping[str, Any]]
 
 MODEL = "cifar10_resnet20_bn"  # of Figure 6 and Table 3
 EPOCHS = 1
+RATE = 0.05
 TRAINING_IMAGES = 5_000
 GROUPS = (2, 4, 8, 16)  # of Figure 5, right
 # Of Tables 1 and 2 and the supplement's Table 4: parameters in millions, FLOPs in billions, by G.
@@ -291,7 +292,7 @@ HEURISTIC = f"""\
 | ResNet-50, G=2 (ImageNet) | 25.90 | | 28.04 | |
 
 **Here.** `paper.py heuristic`: {MODEL}, uniform G, masked, then {EPOCHS} epoch over the first {TRAINING_IMAGES:,} training images
-(`finetune --epochs {EPOCHS} --batch-size 64 --augment crop,flip --val-split 0`, learning rate 0.01), all 10,000 test images.
+(`finetune --epochs {EPOCHS} --batch-size 64 --augment crop,flip --lr {RATE} --val-split 0`), all 10,000 test images.
 """
 
 HEURISTIC_DIFFER = """\
