@@ -84,12 +84,12 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     source = open_source(args)
     network = read_network(source, story)
     made = _make(source, network, requests, args, story, started=started)
-    outcome, report = _write(made, source, network, output)
+    outcome, report, files = _write(made, source, network, output)
     if args.json:
         print(report, end="")
     else:
         _print(made, outcome, source, network, is_verbose=args.verbose)
-    _tell(made, output, args, story)
+    _tell(made, files, args, story)
     return 0
 
 
@@ -123,21 +123,24 @@ def _make(
     return Made(attempt, rewritten, recovery, evaluation, seconds)
 
 
-def _write(made: Made, source: Source, network: "Network", output: Path) -> "tuple[Outcome, str]":
-    """Write the model, its plan and its report, all or nothing; return what was reported, also as the report's text."""
+def _write(made: Made, source: Source, network: "Network", output: Path) -> "tuple[Outcome, str, list[Path]]":
+    """Write the model, its plan and its report, all or nothing; return what was reported, the report's text, and the files."""
     from onnx_gconv.files import staged
     from onnx_gconv.model.file import save
     from onnx_gconv.plan import to_json as plan_json
     from onnx_gconv.report.record import to_json as report_json
 
+    plan_file, report_file = (f"{output.stem}.{kind}.json" for kind in ("plan", "report"))
     with staged(output.parent) as staging:
         size = save(made.rewritten.grouped, staging / output.name, external_data=source.has_external_data)
         outcome = _outcome(made, source, network, output, size)
         _require_counts(outcome.after, made.plan)
         report = report_json(outcome, made.plan, network)
-        (staging / f"{output.stem}.plan.json").write_text(plan_json(made.plan), encoding="utf-8")
-        (staging / f"{output.stem}.report.json").write_text(report, encoding="utf-8")
-    return outcome, report
+        (staging / plan_file).write_text(plan_json(made.plan), encoding="utf-8")
+        (staging / report_file).write_text(report, encoding="utf-8")
+        names = (output.name, f"{output.name}.data", plan_file, report_file)
+        files = [output.parent / name for name in names if (staging / name).exists()]  # most models have no data file
+    return outcome, report, files
 
 
 def _outcome(made: Made, source: Source, network: "Network", output: Path, size: int) -> "Outcome":
@@ -171,15 +174,15 @@ def _print(made: Made, outcome: "Outcome", source: Source, network: "Network", *
     print_outcome(outcome)
 
 
-def _tell(made: Made, output: Path, args: argparse.Namespace, story: Story) -> None:
-    planned, plan, stem = made.attempt.planned, made.plan, output.with_suffix("")
+def _tell(made: Made, files: list[Path], args: argparse.Namespace, story: Story) -> None:
+    planned, plan = made.attempt.planned, made.plan
     if planned.found is not None:
         story.tell(searched(planned.found))
     if planned.prediction is not None:
         story.tell(predicted(planned.prediction))
     more = "" if args.verbose else "; -v lists them"
     story.tell(f"grouped {len(plan.layers)} of {len(plan.layers) + len(plan.skipped)} Convs{more}")
-    story.tell(f"wrote {output}, {stem}.plan.json, {stem}.report.json")
+    story.tell(f"wrote {', '.join(map(str, files))}")
 
 
 def _evaluate(source: Source, grouped: "onnx.ModelProto", data: "Data", story: Story) -> "Evaluation":
