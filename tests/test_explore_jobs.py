@@ -19,6 +19,8 @@ import onnx
 import pytest
 from tiny import Finished, conv_net, gconv, listing, save, save_external, write_module
 
+from onnx_gconv.explore.folder import Folder
+from onnx_gconv.explore.job import Job
 from onnx_gconv.explore.point import Point, dominated
 from onnx_gconv.files import locked
 
@@ -238,6 +240,26 @@ def children(process: int) -> list[int]:
         if parent == process:
             below += [int(path.parent.name), *children(int(path.parent.name))]
     return below
+
+
+def test_interrupted_it_says_how_many_points_are_kept_and_goes_on_from_them(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = Folder.keep
+
+    def interrupted(self: Folder, job: Job) -> object:
+        if len(list(self.path.glob("*.result.json"))) == 2:
+            raise KeyboardInterrupt
+        return keep(self, job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "keep", interrupted)
+        stopped = run(*FLAGS, jobs=1)
+    assert (stopped.code, stopped.out) == (130, "")
+    told = "error: interrupted; 'sweep' keeps 2 of 3 points, and the same command goes on from there."
+    assert stopped.err.splitlines()[-1] == told
+    before = times("sweep")
+    explore(*FLAGS, jobs=1)
+    assert all(times("sweep")[f"{name}.onnx"] == before[f"{name}.onnx"] for name in NAMES[:2])
+    assert made("sweep") == made("whole")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except GconvError as error:
         _complain(str(error), error.hint)
-    except KeyboardInterrupt:
-        _complain("interrupted; no result was written.", "")
+    except KeyboardInterrupt as stop:  # Ctrl-C says nothing; a command that keeps something says what
+        _complain(f"interrupted; {str(stop) or 'no result was written.'}", "")
         return 130
     except BrokenPipeError:
         # The reader of our output (head, less) has left: do not complain when Python flushes at exit.
