@@ -19,6 +19,7 @@ import onnx
 import pytest
 from tiny import Finished, conv_net, gconv, listing, save, save_external, write_module
 
+from onnx_gconv.cli.stopping import Terminated
 from onnx_gconv.explore.folder import Folder
 from onnx_gconv.explore.job import Job
 from onnx_gconv.explore.point import Point, dominated
@@ -242,19 +243,22 @@ def children(process: int) -> list[int]:
     return below
 
 
-def test_interrupted_it_says_how_many_points_are_kept_and_goes_on_from_them(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stop", "how", "code"), [(KeyboardInterrupt, "interrupted", 130), (Terminated, "terminated", 143)])
+def test_stopped_it_says_how_many_points_are_kept_and_goes_on_from_them(
+    stop: type[BaseException], how: str, code: int, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keep = Folder.keep
 
-    def interrupted(self: Folder, job: Job) -> object:
+    def stopped_at_the_third(self: Folder, job: Job) -> object:
         if len(list(self.path.glob("*.result.json"))) == 2:
-            raise KeyboardInterrupt
+            raise stop
         return keep(self, job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Folder, "keep", interrupted)
+        patch.setattr(Folder, "keep", stopped_at_the_third)
         stopped = run(*FLAGS, jobs=1)
-    assert (stopped.code, stopped.out) == (130, "")
-    told = "error: interrupted; 'sweep' keeps 2 of 3 points, and the same command goes on from there."
+    assert (stopped.code, stopped.out) == (code, "")
+    told = f"error: {how}; 'sweep' keeps 2 of 3 points, and the same command goes on from there."
     assert stopped.err.splitlines()[-1] == told
     before = times("sweep")
     explore(*FLAGS, jobs=1)
