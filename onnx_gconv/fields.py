@@ -14,6 +14,7 @@ class Complaint:
 
     error: type[GconvError]
     remedy: str
+    absent: str = "check the path"  # the hint where there is no file
 
 
 class Fields:
@@ -103,11 +104,16 @@ def read_text(path: Path, complaint: Complaint) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise complaint.error(f"there is no file '{path}'.", hint="check the path") from error
+        raise complaint.error(f"there is no file '{path}'.", hint=complaint.absent) from error
     except OSError as error:
-        raise complaint.error(f"cannot read '{path}': {error.strerror}.", hint="check the file's permissions") from error
+        raise complaint.error(f"cannot read '{path}': {error.strerror}.", hint="name a file that you may read") from error
     except ValueError as error:
         raise complaint.error(f"'{path}' is not UTF-8 text.", hint=complaint.remedy) from error
+
+
+def read_json(path: Path, complaint: Complaint) -> object:
+    """Return what the JSON file holds."""
+    return parse_json(read_text(path, complaint), f"'{path}'", complaint)
 
 
 def parse_json(text: str, where: str, complaint: Complaint) -> object:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from onnx_gconv.errors import PlanError
 from onnx_gconv.fields import Complaint, Fields
+from onnx_gconv.fields import read_json as read_json_file
 
 FORMAT = 1
-MALFORMED = Complaint(PlanError, "re-run `onnx-gconv plan`")
+MALFORMED = Complaint(PlanError, "re-run `onnx-gconv plan`", absent="make one with `onnx-gconv plan MODEL -o plan.json`")
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,8 @@ def read_plan(path: Path) -> Plan:
 
 
 def read_json(path: Path) -> object:
-    """Return the JSON in the file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise PlanError(f"there is no file '{path}'.", hint="make one with `onnx-gconv plan MODEL -o plan.json`") from error
-    except OSError as error:
-        raise PlanError(f"cannot read '{path}': {error}.", hint="name a plan file") from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of 5,000 digits
-        raise PlanError(f"'{path}' is not JSON: {error}.", hint="re-run `onnx-gconv plan`, or mend the file") from error
+    """Return what the JSON file holds, which should be a plan."""
+    return read_json_file(path, MALFORMED)
 
 
 def from_json(data: object, path: str) -> Plan:

@@ -417,42 +417,32 @@ def measure(args):
         raise RunnerError(f"{name} (compute capability {capability}) has no int8 arithmetic.", "use --precision fp16")
     logger = logger_of(trt)
     engines = [Engine(trt, cuda, path, args, logger) for path in args.models]
-    timings = []
-    for fact, engine, runs in zip(facts, engines, time_each(engines, args.seconds)):
-        latency, compute = (spread(column) for column in zip(*runs))
-        layers = layer_rows(profile(trt, engine) if args.profile else [])
-        timings.append(
-            {
-                "format": FORMAT,
-                "runner": "tensorrt",
-                "versions": {"tensorrt": trt.__version__, "python": ".".join(map(str, sys.version_info[:3]))},
-                "device": {
-                    "name": name,
-                    "compute_capability": capability,
-                    "power_mode": None,
-                    "clocks_locked": None,
-                    "threads": None,
-                },
-                "model": fact,
-                "precision": args.precision,
-                "shapes": engine.shapes,
-                "run": {
-                    "warmup": WARM_UP,
-                    "iterations": len(runs),
-                    "cuda_graph": False,
-                    "spin_wait": False,
-                    "data_transfers": False,
-                },
-                "latency_ms": latency,
-                "gpu_compute_ms": compute,
-                "throughput_qps": 1000 / latency["mean"],
-                "layers": layers,
-                "summary": summary_of(layers),
-                "warnings": [],
-                "command": [argument for argument in sys.argv if argument != "--in-child"],
-            }
-        )
-    return timings
+    device = {"name": name, "compute_capability": capability, "power_mode": None, "clocks_locked": None, "threads": None}
+    seen = time_each(engines, args.seconds)
+    return [timing(trt, args, device, fact, engine, runs) for fact, engine, runs in zip(facts, engines, seen)]
+
+
+def timing(trt, args, device, fact, engine, runs):
+    """Return timing.json of one model."""
+    latency, compute = (spread(column) for column in zip(*runs))
+    layers = layer_rows(profile(trt, engine) if args.profile else [])
+    return {
+        "format": FORMAT,
+        "runner": "tensorrt",
+        "versions": {"tensorrt": trt.__version__, "python": ".".join(map(str, sys.version_info[:3]))},
+        "device": device,
+        "model": fact,
+        "precision": args.precision,
+        "shapes": engine.shapes,
+        "run": {"warmup": WARM_UP, "iterations": len(runs), "cuda_graph": False, "spin_wait": False, "data_transfers": False},
+        "latency_ms": latency,
+        "gpu_compute_ms": compute,
+        "throughput_qps": 1000 / latency["mean"],
+        "layers": layers,
+        "summary": summary_of(layers),
+        "warnings": [],
+        "command": [argument for argument in sys.argv if argument != "--in-child"],
+    }
 
 
 def main():

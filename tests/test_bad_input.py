@@ -311,11 +311,13 @@ def _scores(path: str) -> np.ndarray:
 def test_external_data_stays_external_and_the_result_runs_from_any_folder(name: str, folder: Path) -> None:
     save_external(conv_net(), Path("bad.onnx"), data="weights.bin")
     before = listing(folder)
-    succeed(READING[name])
+    said = succeed(READING[name])
     new = {path: content for path, content in listing(folder).items() if path not in before}
     assert listing(folder) == before | new  # the source and its data are as they were
     extra = {"out.plan.json", "out.report.json"} if name == "compress" else set()
     assert set(new) == {"out.onnx", "out.onnx.data"} | extra
+    if name == "compress":
+        assert "wrote out.onnx, out.onnx.data, out.plan.json, out.report.json" in said
 
     external = {
         tensor.name: next(entry.value for entry in tensor.external_data if entry.key == "location")
@@ -497,6 +499,37 @@ def test_a_real_sigint_ends_a_running_compress_with_130_and_leaves_nothing(folde
         finally:
             process.kill()
     assert (process.returncode, out, err) == (130, "", "error: interrupted; no result was written.\n")
+    assert listing(folder) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_real_sigterm_ends_a_running_compress_with_143_and_leaves_no_temporary_folder(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    np.savez("calib.npz", image=np.ones((8, 3, 8, 8), np.float32))
+    temporary = tmp_path_factory.mktemp("temporary")
+    before = listing(folder)
+    # Nothing fits into memory, so activations are in a temporary folder; the first fit does not end.
+    program = (
+        "import sys, time; from onnx_gconv.recover import reconstruct; from onnx_gconv.cli.main import main\n"
+        "reconstruct.MEMORY_BYTES = 0\n"
+        "reconstruct._fitted = lambda *_: print('fitting', flush=True) or time.sleep(60)\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = "compress good.onnx --groups 2 --calib calib.npz -o out.onnx"
+    argv = [sys.executable, "-c", program, *command.split()]
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "fitting\n"
+            assert list(temporary.glob("onnx-gconv-*"))
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (143, "", "error: terminated; no result was written.\n")
+    assert not list(temporary.glob("onnx-gconv-*"))  # ONNX Runtime may leave a file of its own there
     assert listing(folder) == before
 
 

@@ -203,6 +203,20 @@ def test_apply_with_the_plan_and_the_data_of_compress_writes_the_same_model() ->
     assert Path("plain.onnx").read_bytes() != Path("small.onnx").read_bytes()
 
 
+def test_that_nothing_is_verified_is_told_once_though_the_model_is_rewritten_twice() -> None:
+    done = gconv("compress", "net.onnx", "--groups", "2", "--calib", "calib.npz", "--no-verify", "-o", "small.onnx")
+    assert done.code == 0, done.err
+    assert done.err.count("warning: not verified: --no-verify was given") == 1
+
+
+def test_the_layers_of_a_plan_by_activations_are_listed_with_their_bounds() -> None:
+    flags = ("--criterion", "activation", "--calib", "calib.npz", "--max-flops", "60%", *QUICK)
+    done = gconv("compress", "net.onnx", *flags, "-o", "small.onnx", "-v")
+    assert done.code == 0, done.err
+    shown = {layer["label"] for layer in report()["layers"] if layer["label"] in done.out}
+    assert shown == {layer["label"] for layer in report()["layers"]} != set()
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------------
 
 

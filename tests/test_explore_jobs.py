@@ -19,6 +19,9 @@ import onnx
 import pytest
 from tiny import Finished, conv_net, gconv, listing, save, save_external, write_module
 
+from onnx_gconv.cli.stopping import Terminated
+from onnx_gconv.explore.folder import Folder
+from onnx_gconv.explore.job import Job
 from onnx_gconv.explore.point import Point, dominated
 from onnx_gconv.files import locked
 
@@ -173,18 +176,23 @@ def test_a_process_that_is_killed_is_replaced(here: Path) -> None:
     assert made("sweep") == made("whole")
 
 
-def test_a_process_that_dies_again_and_again_fails_its_point_and_no_other(here: Path) -> None:
+def data_that_fails_at_point_01(how: str) -> str:
+    """Return the name of a function that gives data; for point-01 it leaves a mark in the file `tries`, then does `how`."""
     write_module(
-        "deadly",
+        "failing",
         "import os\n"
+        "from multiprocessing import current_process\n"
         "def data():\n"
-        "    import multiprocessing\n"
-        "    if multiprocessing.current_process().name == 'point-01':\n"
+        "    yield np.ones((4, 3, 8, 8), np.float32), np.zeros(4, int)\n"
+        "    if current_process().name == 'point-01':\n"
         "        open('tries', 'a').write('x')\n"
-        "        os._exit(9)\n"
-        "    yield np.zeros((4, 3, 8, 8), np.float32) + 1, None\n",
+        f"        {how}\n",
     )
-    done = run("--eval", "deadly:data")
+    return "failing:data"
+
+
+def test_a_process_that_dies_again_and_again_fails_its_point_and_no_other(here: Path) -> None:
+    done = run("--eval", data_that_fails_at_point_01("os._exit(9)"))
     assert done.code == 1
     assert "point-01 could not be made: the process that made it died 3 times (exit code 9)" in done.err
     assert "hint: perhaps memory ran out" in done.err
@@ -194,16 +202,7 @@ def test_a_process_that_dies_again_and_again_fails_its_point_and_no_other(here: 
 
 
 def test_an_error_is_told_once_and_not_tried_again(here: Path) -> None:
-    write_module(
-        "wrong",
-        "def data():\n"
-        "    import multiprocessing\n"
-        "    yield np.ones((4, 3, 8, 8), np.float32), np.zeros(4, int)\n"
-        "    if multiprocessing.current_process().name == 'point-01':\n"
-        "        open('tries', 'a').write('x')\n"
-        "        yield np.ones((4, 3, 8, 8), np.float32), np.full(4, 7)\n",
-    )
-    done = run("--eval", "wrong:data")
+    done = run("--eval", data_that_fails_at_point_01("yield np.ones((4, 3, 8, 8), np.float32), np.full(4, 7)"))
     assert done.code == 1
     assert "error: point-01 could not be made: the label of sample 4 (from 0) is 7, but the model has 4 classes." in done.err
     assert Path("tries").read_text() == "x"
@@ -242,6 +241,29 @@ def children(process: int) -> list[int]:
         if parent == process:
             below += [int(path.parent.name), *children(int(path.parent.name))]
     return below
+
+
+@pytest.mark.parametrize(("stop", "how", "code"), [(KeyboardInterrupt, "interrupted", 130), (Terminated, "terminated", 143)])
+def test_stopped_it_says_how_many_points_are_kept_and_goes_on_from_them(
+    stop: type[BaseException], how: str, code: int, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = Folder.keep
+
+    def stopped_at_the_third(self: Folder, job: Job) -> object:
+        if len(list(self.path.glob("*.result.json"))) == 2:
+            raise stop
+        return keep(self, job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "keep", stopped_at_the_third)
+        stopped = run(*FLAGS, jobs=1)
+    assert (stopped.code, stopped.out) == (code, "")
+    told = f"error: {how}; 'sweep' keeps 2 of 3 points, and the same command goes on from there."
+    assert stopped.err.splitlines()[-1] == told
+    before = times("sweep")
+    explore(*FLAGS, jobs=1)
+    assert all(times("sweep")[f"{name}.onnx"] == before[f"{name}.onnx"] for name in NAMES[:2])
+    assert made("sweep") == made("whole")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ pytest.importorskip("matplotlib")
 from onnx_gconv.plan import read_plan
 from onnx_gconv.report.page.collection import collect
 from onnx_gconv.report.page.exploration_file import read_exploration
-from onnx_gconv.report.page.other_sections import exploration_section
+from onnx_gconv.report.page.other_sections import exploration_section, telling_names
 from onnx_gconv.report.page.palette import DARK, LIGHT, Palette
 from onnx_gconv.report.page.source import Source, find_source
 from onnx_gconv.solve.grouping import kept_share
@@ -130,6 +131,32 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # --- what the page says ---------------------------------------------------------------------------------------------------
+
+
+def test_measured_models_of_one_name_are_told_apart_by_their_folders(folder: Path) -> None:
+    for name in ("old/model/net.onnx", "new/model/net.onnx"):
+        Path(name).parent.mkdir(parents=True)
+        shutil.copy("net.onnx", name)
+    models = ("small.onnx", "old/model/net.onnx", "new/model/net.onnx", "net.onnx")
+    run("bench", *models, "--runner", "ort-cpu", "--seconds", "0.05", "--timing-out", "timing.json")
+    page = report(".")
+    slowest = [title.removeprefix("The slowest layers of ") for title in page.tables if title.startswith("The slowest")]
+    assert slowest == list(models)
+    assert re.search(r"Gathers: small\.onnx: .*; old/model/net\.onnx: .*; new/model/net\.onnx: .*; net\.onnx: ", page.text)
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a/net.onnx", "a/small.onnx"], ["net.onnx", "small.onnx"]),
+        (["/x/a/net.onnx", "/x/b/net.onnx"], ["a/net.onnx", "b/net.onnx"]),
+        (["/x/a/net.onnx", "/y/a/net.onnx", "/x/b/net.onnx"], ["x/a/net.onnx", "y/a/net.onnx", "b/net.onnx"]),
+        (["net.onnx", "a/net.onnx"], ["net.onnx", "a/net.onnx"]),
+        (["a/net.onnx", "a/net.onnx"], ["net.onnx", "net.onnx"]),  # one model, measured twice
+    ],
+)
+def test_a_name_has_as_many_folders_as_tell_it_from_the_others(paths: list[str], names: list[str]) -> None:
+    assert [telling_names(paths)[path] for path in paths] == names
 
 
 def test_the_page_says_what_the_report_says(digits: Path, digits_page: Path) -> None:

@@ -2,12 +2,13 @@
 
 import argparse
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
-from onnx_gconv.cli.attempting import Attempts
+from onnx_gconv.cli.attempting import Attempt, Attempts
 from onnx_gconv.cli.plan import predicted, searched
 from onnx_gconv.cli.recovering import open_calibration, recovered, with_strengths
 from onnx_gconv.cli.rewriting import rewrite
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 
     from onnx_gconv.data.batch import Data
     from onnx_gconv.evaluate import Evaluation
+    from onnx_gconv.model.network import Network
     from onnx_gconv.plan import Plan
-    from onnx_gconv.report.record import Cost
+    from onnx_gconv.planning.request import Request
+    from onnx_gconv.recover.recovery import Recovery
+    from onnx_gconv.report.record import Cost, Outcome
+    from onnx_gconv.verified import Rewritten
 
 TEACH = """\
 Plan, group, verify, write and report. Writes OUT.onnx, OUT.plan.json and OUT.report.json, all or nothing.
@@ -55,33 +60,55 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=partial(run, parser))
 
 
+@dataclass(frozen=True)
+class Made:
+    """The compressed model, and how it came about."""
+
+    attempt: Attempt
+    rewritten: "Rewritten"
+    recovery: "Recovery | None"
+    evaluation: "Evaluation | None"
+    seconds: dict[str, float]
+
+    @property
+    def plan(self) -> "Plan":
+        return self.attempt.planned.plan
+
+
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
     requests = options.requests(args)
-    from onnx_gconv.data.open import open_data
-    from onnx_gconv.files import staged
-    from onnx_gconv.model.file import save
-    from onnx_gconv.plan import to_json as plan_json
-    from onnx_gconv.planning.bounds import layer_bounds
-    from onnx_gconv.report.record import Cost, Outcome
-    from onnx_gconv.report.record import to_json as report_json
-
-    story = Story(args)
     output: Path = args.output or default_output(args.model)
     options.refuse_overwriting(args, output, parser)
-    started = time.perf_counter()
+    story, started = Story(args), time.perf_counter()
     source = open_source(args)
     network = read_network(source, story)
+    made = _make(source, network, requests, args, story, started=started)
+    outcome, report, files = _write(made, source, network, output)
+    if args.json:
+        print(report, end="")
+    else:
+        _print(made, outcome, source, network, is_verbose=args.verbose)
+    _tell(made, files, args, story)
+    return 0
+
+
+def _make(
+    source: Source, network: "Network", requests: "list[Request]", args: argparse.Namespace, story: Story, *, started: float
+) -> Made:
+    """Plan, group, verify, recover and evaluate; `started` is when reading the model began."""
+    from onnx_gconv.data.open import open_data
+
     calibration = open_calibration(source, args)
     requests = with_strengths(requests, source, network, calibration)
     judged = None if args.eval is None else open_data(args.eval, source.model, preprocessing=options.preprocessing(args))
     read_done = time.perf_counter()
     attempt = Attempts(source, network, args, story).first_good(requests, calibration)
-    plan, rewritten, recovery = attempt.planned.plan, attempt.rewritten, None
+    rewritten, recovery = attempt.rewritten, None
     planned_done = time.perf_counter()
     if calibration is not None:
-        fitted, recovery = recovered(source, plan, calibration, args, story)
-        rewritten = rewrite(fitted, plan, args, story, network.shapes)
+        fitted, recovery = recovered(source, attempt.planned.plan, calibration, args, story)
+        rewritten = rewrite(fitted, attempt.planned.plan, args, story, network.shapes)
     recovery_done = time.perf_counter()
     evaluation = None if judged is None else _evaluate(source, rewritten.grouped, judged, story)
     solve, search = attempt.planned.solve_seconds, attempt.planned.search_seconds
@@ -93,46 +120,69 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         "recover": recovery_done - planned_done,
         "evaluate": time.perf_counter() - recovery_done,
     }
-    with staged(output.parent) as staging:
-        size = save(rewritten.grouped, staging / output.name, external_data=source.has_external_data)
-        count = network.count
-        outcome = Outcome(
-            model=str(source.path),
-            output=str(output),
-            before=Cost(count.params, count.macs, source.bytes_on_disk, len(source.model.graph.node)),
-            after=_cost(source, rewritten.grouped, size),
-            gathers=rewritten.gathers,
-            gather_reasons=rewritten.reasons,
-            latency=attempt.latency,
-            predicted=attempt.planned.prediction,
-            search=None if attempt.planned.found is None else attempt.planned.found.as_dict(),
-            verification=rewritten.verification,
-            recovery=recovery,
-            evaluation=evaluation,
-            seconds=seconds,
-        )
-        _require_counts(outcome.after, plan)
-        report = report_json(outcome, plan, network)
-        (staging / f"{output.stem}.plan.json").write_text(plan_json(plan), encoding="utf-8")
-        (staging / f"{output.stem}.report.json").write_text(report, encoding="utf-8")
-    if args.json:
-        print(report, end="")
-    else:
-        from onnx_gconv.report.tables import print_outcome, print_plan, print_skipped
+    return Made(attempt, rewritten, recovery, evaluation, seconds)
 
-        if args.verbose:
-            print_plan(plan, layer_bounds(source.model, network, plan, requests[0]))
-            print_skipped([(conv.name, conv.reason) for conv in plan.skipped], title="Convs that stay as they are")
-        print_outcome(outcome)
-    stem = output.with_suffix("")
-    if attempt.planned.found is not None:
-        story.tell(searched(attempt.planned.found))
-    if attempt.planned.prediction is not None:
-        story.tell(predicted(attempt.planned.prediction))
+
+def _write(made: Made, source: Source, network: "Network", output: Path) -> "tuple[Outcome, str, list[Path]]":
+    """Write the model, its plan and its report, all or nothing; return what was reported, the report's text, and the files."""
+    from onnx_gconv.files import staged
+    from onnx_gconv.model.file import save
+    from onnx_gconv.plan import to_json as plan_json
+    from onnx_gconv.report.record import to_json as report_json
+
+    plan_file, report_file = (f"{output.stem}.{kind}.json" for kind in ("plan", "report"))
+    with staged(output.parent) as staging:
+        size = save(made.rewritten.grouped, staging / output.name, external_data=source.has_external_data)
+        outcome = _outcome(made, source, network, output, size)
+        _require_counts(outcome.after, made.plan)
+        report = report_json(outcome, made.plan, network)
+        (staging / plan_file).write_text(plan_json(made.plan), encoding="utf-8")
+        (staging / report_file).write_text(report, encoding="utf-8")
+        names = (output.name, f"{output.name}.data", plan_file, report_file)
+        files = [output.parent / name for name in names if (staging / name).exists()]  # most models have no data file
+    return outcome, report, files
+
+
+def _outcome(made: Made, source: Source, network: "Network", output: Path, size: int) -> "Outcome":
+    from onnx_gconv.report.record import Cost, Outcome
+
+    planned, rewritten, count = made.attempt.planned, made.rewritten, network.count
+    return Outcome(
+        model=str(source.path),
+        output=str(output),
+        before=Cost(count.params, count.macs, source.bytes_on_disk, len(source.model.graph.node)),
+        after=_cost(source, rewritten.grouped, size),
+        gathers=rewritten.gathers,
+        gather_reasons=rewritten.reasons,
+        latency=made.attempt.latency,
+        predicted=planned.prediction,
+        search=None if planned.found is None else planned.found.as_dict(),
+        verification=rewritten.verification,
+        recovery=made.recovery,
+        evaluation=made.evaluation,
+        seconds=made.seconds,
+    )
+
+
+def _print(made: Made, outcome: "Outcome", source: Source, network: "Network", *, is_verbose: bool) -> None:
+    from onnx_gconv.planning.bounds import layer_bounds
+    from onnx_gconv.report.tables import print_outcome, print_plan, print_skipped
+
+    if is_verbose:
+        print_plan(made.plan, layer_bounds(source.model, network, made.plan, made.attempt.planned.prepared.request))
+        print_skipped([(conv.name, conv.reason) for conv in made.plan.skipped], title="Convs that stay as they are")
+    print_outcome(outcome)
+
+
+def _tell(made: Made, files: list[Path], args: argparse.Namespace, story: Story) -> None:
+    planned, plan = made.attempt.planned, made.plan
+    if planned.found is not None:
+        story.tell(searched(planned.found))
+    if planned.prediction is not None:
+        story.tell(predicted(planned.prediction))
     more = "" if args.verbose else "; -v lists them"
     story.tell(f"grouped {len(plan.layers)} of {len(plan.layers) + len(plan.skipped)} Convs{more}")
-    story.tell(f"wrote {output}, {stem}.plan.json, {stem}.report.json")
-    return 0
+    story.tell(f"wrote {', '.join(map(str, files))}")
 
 
 def _evaluate(source: Source, grouped: "onnx.ModelProto", data: "Data", story: Story) -> "Evaluation":

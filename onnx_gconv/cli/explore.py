@@ -10,6 +10,7 @@ from onnx_gconv.cli import finetune, options
 from onnx_gconv.cli.exploring import Exploring, require_engine
 from onnx_gconv.cli.recovering import open_calibration, with_strengths
 from onnx_gconv.cli.source import open_source, read_network
+from onnx_gconv.cli.stopping import STOPS
 from onnx_gconv.cli.story import Story
 
 if TYPE_CHECKING:
@@ -81,13 +82,18 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     make_folder(folder)
     digest = sha256(source.path)
     text, points = "", list["Point"]()
-    with locked(folder):
-        with story.progress("solving") as progress:
-            prepared = prepare_resumable(source.model, network, request, sha256=digest, folder=folder, progress=progress)
-        for points in exploring.made(prepared, calibration, digest) if has_jobs else exploring.planned(prepared, digest):
-            text = exploration_json(str(source.path), args.by, points, network, digest)
-            write_text(folder / "explore.json", text)
-        pictures = _draw(points, network, args, story) if points else []
+    try:
+        with locked(folder):
+            with story.progress("solving") as progress:
+                prepared = prepare_resumable(source.model, network, request, sha256=digest, folder=folder, progress=progress)
+            for points in exploring.made(prepared, calibration, digest) if has_jobs else exploring.planned(prepared, digest):
+                text = exploration_json(str(source.path), args.by, points, network, digest)
+                write_text(folder / "explore.json", text)
+            pictures = _draw(points, network, args, story) if points else []
+    except STOPS as stop:
+        # Before the first point is known, nobody knows which of those in the folder are of this exploration.
+        kept = f"{len(points)} of {args.points} points" if points else "what is finished"
+        raise type(stop)(f"'{folder}' keeps {kept}, and the same command goes on from there.") from stop
     if args.json:
         print(text, end="")
     elif points:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from onnx_gconv import __version__
 from onnx_gconv.cli import apply, bench, compress, evaluate, explore, export, finetune, inspect, mask, plan, report, verify
+from onnx_gconv.cli.stopping import STOPS, Terminated, terminated_in_order
 from onnx_gconv.errors import GconvError
 
 DESCRIPTION = """\
@@ -56,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="onnx-gconv",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit codes: 0 done, 1 a failure you can act on, 2 wrong usage, 130 interrupted.",
+        epilog="Exit codes: 0 done, 1 a failure you can act on, 2 wrong usage, 130 interrupted, 143 terminated.",
     )
     parser.add_argument("--version", action="version", version=f"onnx-gconv {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -69,14 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = build_parser().parse_args(argv)
     try:
-        code: int = args.run(args)
-        sys.stdout.flush()
+        with terminated_in_order():
+            code: int = args.run(args)
+            sys.stdout.flush()
         return code
     except GconvError as error:
         _complain(str(error), error.hint)
-    except KeyboardInterrupt:
-        _complain("interrupted; no result was written.", "")
-        return 130
+    except STOPS as stop:
+        how, code = ("terminated", 143) if isinstance(stop, Terminated) else ("interrupted", 130)
+        _complain(f"{how}; {str(stop) or 'no result was written.'}", "")  # a command that keeps something says what
+        return code
     except BrokenPipeError:
         # The reader of our output (head, less) has left: do not complain when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

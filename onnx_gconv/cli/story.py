@@ -12,6 +12,7 @@ class Story:
     def __init__(self, args: argparse.Namespace) -> None:
         self._quiet: bool = args.quiet
         self._verbose: bool = args.verbose
+        self._warned: set[str] = set()
 
     def tell(self, text: str) -> None:
         if not self._quiet:
@@ -22,7 +23,9 @@ class Story:
             print(text, file=sys.stderr)
 
     def warn(self, text: str) -> None:
-        if not self._quiet:
+        """Tell a warning, the first time only: a model may be rewritten several times until it is good."""
+        if not self._quiet and text not in self._warned:
+            self._warned.add(text)
             print(f"warning: {text}", file=sys.stderr)
 
     @contextmanager

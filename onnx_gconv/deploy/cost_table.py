@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from onnx_gconv.deploy.one_layer import LayerShape
-from onnx_gconv.deploy.timing_file import MALFORMED, Timing, read_json
+from onnx_gconv.deploy.timing_file import MALFORMED, Timing
 from onnx_gconv.errors import DeployError
-from onnx_gconv.fields import Fields
+from onnx_gconv.fields import Fields, read_json
 from onnx_gconv.files import write_text
 from onnx_gconv.model.shapes import Shape
 
@@ -89,7 +89,7 @@ def write_table(table: CostTable, path: Path) -> None:
 
 def read_table(path: Path) -> CostTable:
     """Return the table in the file; every malformed field is named."""
-    top = Fields(read_json(path), str(path), MALFORMED)
+    top = Fields(read_json(path, MALFORMED), str(path), MALFORMED)
     if "latency_ms" in top.names():
         raise DeployError(
             f"'{path}' is the timing of one model, not a table of layer times.",

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from onnx_gconv.errors import DeployError
-from onnx_gconv.fields import Complaint, Fields
+from onnx_gconv.fields import Complaint, Fields, read_json
 
 FORMAT = 1
-MALFORMED = Complaint(DeployError, "measure again with `onnx-gconv bench`")
+MALFORMED = Complaint(DeployError, "measure again with `onnx-gconv bench`", absent="make one with `onnx-gconv bench`")
 DEVICE_KEYS = ("name", "compute_capability", "power_mode", "clocks_locked", "threads")
 RUN_KEYS = ("warmup", "iterations", "cuda_graph", "spin_wait", "data_transfers")
 
@@ -92,19 +92,7 @@ def to_json(timing: Timing) -> str:
 
 def read_timing(path: Path) -> Timing:
     """Return the timing in the file; every malformed field is named with its file."""
-    return from_json(read_json(path), str(path))
-
-
-def read_json(path: Path) -> object:
-    """Return the JSON in the file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DeployError(f"there is no file '{path}'.", hint="make one with `onnx-gconv bench`") from error
-    except OSError as error:
-        raise DeployError(f"cannot read '{path}': {error.strerror}.", hint="check the file's permissions") from error
-    except (ValueError, RecursionError) as error:
-        raise DeployError(f"'{path}' is not JSON: {error}.", hint=MALFORMED.remedy) from error
+    return from_json(read_json(path, MALFORMED), str(path))
 
 
 def from_json(data: object, path: str) -> Timing:

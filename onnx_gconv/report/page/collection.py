@@ -4,10 +4,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnx_gconv.deploy.timing_file import MALFORMED as MALFORMED_TIMING
 from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.deploy.timing_file import from_json as timing_from_json
-from onnx_gconv.deploy.timing_file import read_json as read_timing_json
 from onnx_gconv.errors import ReportError
+from onnx_gconv.fields import read_json
 from onnx_gconv.plan import Plan, read_plan
 from onnx_gconv.report.page.exploration_file import Explored, read_exploration
 from onnx_gconv.report.page.metrics_file import Epoch, read_metrics
@@ -135,7 +136,7 @@ def _timings(folder: Path, names: list[str]) -> tuple[tuple[tuple[str, Timing], 
     """Return the timings in these files, `bench`'s first model first, and what is said of files that are none."""
     timings, left_out = [], []
     for name in sorted(names, key=_timing_key):
-        data = read_timing_json(folder / name)
+        data = read_json(folder / name, MALFORMED_TIMING)
         if isinstance(data, dict) and "yardstick_ms" in data:
             left_out.append(f"{name} is a table of `bench --sweep`, not the timing of a model.")
         else:

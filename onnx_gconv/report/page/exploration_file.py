@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnx_gconv.errors import ReportError
-from onnx_gconv.fields import Complaint, Fields, parse_json, read_text
+from onnx_gconv.fields import Complaint, Fields, read_json
 
 FORMAT = 1
 MALFORMED = Complaint(ReportError, "run `onnx-gconv explore` again into the same folder")
@@ -47,7 +47,7 @@ class Explored:
 
 def read_exploration(path: Path) -> Explored:
     """Return the exploration in the file; every malformed field is named with its file."""
-    top = Fields(parse_json(read_text(path, MALFORMED), f"'{path}'", MALFORMED), str(path), MALFORMED)
+    top = Fields(read_json(path, MALFORMED), str(path), MALFORMED)
     if top.integer("format") != FORMAT:
         raise top.wrong(f"format {top.integer('format')} is not known", f"this version reads format {FORMAT}")
     before = top.inner("before")

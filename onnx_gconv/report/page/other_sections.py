@@ -1,6 +1,6 @@
 """The sections beside the compressed models: time, an exploration, fine-tuning."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -32,9 +32,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 def time_section(timings: Sequence[tuple[str, Timing]]) -> Section:
     """Return where the milliseconds went, the models of each device together."""
     parts: list[Part] = []
+    names = telling_names([timing.model.path for _, timing in timings])
     ordered = sorted(enumerate(timings), key=lambda item: (_bench(item[1][1]), item[0]))
     for number, (bench, group) in enumerate(groupby(ordered, key=lambda item: _bench(item[1][1])), start=1):
-        parts += _bench_parts(bench, [timing for _, (_, timing) in group], number)
+        parts += _bench_parts(bench, [timing for _, (_, timing) in group], names, number)
     return Section("time", "Time", tuple(parts))
 
 
@@ -109,17 +110,31 @@ def _epochs_table(name: str, epochs: Sequence[Epoch]) -> Html:
     return details(f"The epochs of {name} as a table", table(f"Epochs, {name}", head, rows))
 
 
+def telling_names(paths: Sequence[str]) -> dict[str, str]:
+    """Return the file name of each path, with as many of its folders before it as tell it from the other paths."""
+    tails = {path: _tails(Path(path).parts) for path in paths}
+    names = {}
+    for path, mine in tails.items():
+        others = {tail for other, theirs in tails.items() if other != path for tail in theirs}
+        names[path] = next((tail for tail in mine if tail not in others), path)
+    return names
+
+
+def _tails(parts: Sequence[str]) -> list[str]:
+    return [str(Path(*parts[-count:])) for count in range(1, len(parts) + 1)]
+
+
 def _bench(timing: Timing) -> str:
     threads = timing.device["threads"]
     more = f", {threads} thread{'s' if threads != 1 else ''}" if threads else ""
     return f"{timing.runner} {timing.precision}, {timing.device['name'] or 'no device'}{more}"
 
 
-def _bench_parts(bench: str, timings: list[Timing], number: int) -> Iterator[Part]:
+def _bench_parts(bench: str, timings: list[Timing], names: Mapping[str, str], number: int) -> Iterator[Part]:
     yield element("h3", text(bench))
     baseline = timings[0].compared_ms
     models = [
-        ModelTime(Path(t.model.path).name, {kind: t.summary[f"{kind}_ms"] or 0.0 for kind in KINDS})
+        ModelTime(names[t.model.path], {kind: t.summary[f"{kind}_ms"] or 0.0 for kind in KINDS})
         for t in timings
         if t.layers and any(t.summary.values())
     ]
@@ -143,7 +158,7 @@ def _bench_parts(bench: str, timings: list[Timing], number: int) -> Iterator[Par
         ]
         if slowest:
             rows = [(layer.name, layer.kind, ms(layer.median_ms), _number(layer.share, ".1%")) for layer in slowest]
-            title = f"The slowest layers of {Path(timing.model.path).name}"
+            title = f"The slowest layers of {names[timing.model.path]}"
             yield details(title, table(title, ("layer", "kind", "time", "share"), rows, words=2))
     warnings = list(dict.fromkeys(warning for timing in timings for warning in timing.warnings))
     if warnings:

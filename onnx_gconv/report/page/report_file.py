@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnx_gconv.errors import ReportError
-from onnx_gconv.fields import Complaint, Fields, parse_json, read_text
+from onnx_gconv.fields import Complaint, Fields, read_json
 from onnx_gconv.plan import SkippedConv
 
 FORMAT = 1
@@ -77,7 +77,7 @@ class Report:
 
 def read_report(path: Path) -> Report:
     """Return the report in the file; every malformed field is named with its file."""
-    top = Fields(parse_json(read_text(path, MALFORMED), f"'{path}'", MALFORMED), str(path), MALFORMED)
+    top = Fields(read_json(path, MALFORMED), str(path), MALFORMED)
     if top.integer("format") != FORMAT:
         raise top.wrong(f"format {top.integer('format')} is not known", f"this version reads format {FORMAT}")
     budget, gathers = top.inner("budget"), top.inner("gathers")
