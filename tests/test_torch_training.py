@@ -15,11 +15,11 @@ from onnx_gconv.torch import checkpoint, load  # noqa: E402
 from onnx_gconv.torch.augment import Draw, augmented, draw  # noqa: E402
 from onnx_gconv.torch.checkpoint import Checkpoint  # noqa: E402
 from onnx_gconv.torch.landmarks import WithLandmarks, landmarks  # noqa: E402
-from onnx_gconv.torch.loss import LANDMARKS, TEMPERATURE, Landmark, Loss  # noqa: E402
+from onnx_gconv.torch.loss import TEMPERATURE, Landmark, Loss  # noqa: E402
 from onnx_gconv.torch.schedule import factor  # noqa: E402
 from onnx_gconv.torch.spool import Samples, Spool, spooled  # noqa: E402
 from onnx_gconv.torch.team import Team, assembled  # noqa: E402
-from onnx_gconv.torch.training import Settings, Training, _laid_out, split  # noqa: E402
+from onnx_gconv.torch.training import LANDMARKS, Settings, Training, _laid_out, split  # noqa: E402
 
 ALONE = Team(0, 1, 0, torch.device("cpu"))
 SETTINGS = Settings(
@@ -115,14 +115,12 @@ def test_landmarks_are_where_branches_join_behind_the_activation() -> None:
     assert landmarks(program, straight) == ()
 
 
-def test_landmarks_count_beside_the_classes_and_only_as_far_as_the_teacher_does() -> None:
+def test_landmarks_count_as_much_as_they_are_told_and_only_as_far_as_the_teacher_does() -> None:
     inside, wanted = tensors(*RNG.standard_normal((2, 6, 3, 2, 2)))
-    error = float(((inside - wanted) ** 2).mean()) / 7.0
+    error = float(((inside - wanted) ** 2).mean())
     marks = [Landmark(inside, wanted, 7.0), Landmark(wanted, wanted, 5.0)]
     found = Loss(0.5, ("Gemm",))(tensors(STUDENT), tensors(TEACHER), torch.from_numpy(LABELS), marks)
-    assert float(found) == pytest.approx(0.5 * (DIVERGENCE + LANDMARKS * error / 2) + 0.5 * CROSS_ENTROPY, rel=1e-5)
-    maps = tensors(RNG.standard_normal((3, 1, 5, 5)))
-    assert float(Loss(1.0, ("Conv",))(maps, maps, None, marks[:1])) == pytest.approx(error, rel=1e-5)
+    assert float(found) == pytest.approx(0.5 * (DIVERGENCE + 7.0 * error) + 0.5 * CROSS_ENTROPY, rel=1e-5)
 
 
 def test_a_label_beyond_the_classes_is_refused() -> None:
@@ -220,25 +218,37 @@ def test_one_step_is_that_of_sgd_by_hand() -> None:
         assert torch.allclose(value, before[name] - 0.05 * 1.9 * gradient, rtol=1e-4, atol=1e-6), name
 
 
-def test_a_student_comes_closer_to_its_teacher_inside_as_well() -> None:
+def test_landmarks_are_weighed_against_the_distance_of_the_outputs() -> None:
     run = training(distill=1.0, epochs=6, lr=0.1)
-    images = run.spool.take(run.split.validation).inputs
+    names = tuple(run.landmarks)
+    first = run.spool.take(run.split.train).inputs
+    run._weigh_landmarks()
     with torch.no_grad():
-        _, theirs = WithLandmarks(run.teacher, tuple(run.landmarks))(**run.spool.take(run.split.train).inputs)
-    assert run.landmarks == {
-        name: pytest.approx(float(map_.var(correction=0))) for name, map_ in zip(run.landmarks, theirs, strict=True)
+        (ours, inside), (theirs, wanted) = (WithLandmarks(module.eval(), names)(**first) for module in (run.module, run.teacher))
+        marks = [Landmark(*each) for each in zip(inside, wanted, run.landmarks.values(), strict=True)]
+        outputs, all_of_it = (float(run.loss(ours, theirs, None, some)) for some in ([], marks))
+    assert all_of_it == pytest.approx((1 + LANDMARKS) * outputs, rel=1e-4)
+    # Each counts by its error relative to what it varies.
+    relative = {
+        name: weight * float(value.var(correction=0)) for (name, weight), value in zip(run.landmarks.items(), wanted, strict=True)
     }
-    assert run.landmarks
+    assert len(set(relative)) > 1
+    assert list(relative.values()) == pytest.approx([next(iter(relative.values()))] * len(relative), rel=1e-4)
 
-    def error_inside() -> float:
+
+def test_a_student_with_landmarks_comes_closer_to_its_teacher_inside() -> None:
+    def error_inside(*, follows: bool) -> float:
+        run = training(distill=1.0, epochs=6, lr=0.1)
+        names, images = tuple(run.landmarks), run.spool.take(run.split.validation).inputs
+        if not follows:
+            run.landmarks, run.net = {}, WithLandmarks(run.module, ())
+        for epoch in range(1, 7):
+            run.train_epoch(epoch, lambda done, total, text: None)
         with torch.no_grad():
-            ours, theirs = (WithLandmarks(module, tuple(run.landmarks))(**images)[1] for module in (run.module, run.teacher))
+            ours, theirs = (WithLandmarks(module, names)(**images)[1] for module in (run.module, run.teacher))
         return sum(float((one - other).square().mean() / other.var()) for one, other in zip(ours, theirs, strict=True))
 
-    before = error_inside()
-    for epoch in range(1, 7):
-        run.train_epoch(epoch, lambda done, total, text: None)
-    assert error_inside() < 0.7 * before
+    assert error_inside(follows=True) < error_inside(follows=False)
 
 
 def test_a_record_of_validation_is_what_the_model_does_on_the_part_held_back() -> None:

@@ -11,17 +11,15 @@ from onnx_gconv.errors import DataError
 
 TEMPERATURE = 4.0  # at which the teacher's classes are compared: Hinton et al. 2015 softens them so
 FLOOR = 1e-12  # of a probability, before its logarithm
-# What the error at the landmarks counts beside the divergence of classes, which is the larger by about as much.
-LANDMARKS = 50.0
 
 
 @dataclass(frozen=True, eq=False)
 class Landmark:
-    """A tensor inside of the model, what the teacher has there, and how much that varies: over all data, not in this batch."""
+    """A tensor inside of the model, what the teacher has there, and what their mean squared difference counts."""
 
     found: Tensor
     wanted: Tensor
-    variance: float
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Loss:
         total = outputs[0].new_zeros(())
         if self.distill > 0:
             assert teacher is not None
-            total = total + self.distill * (self._distance(outputs, teacher) + self._distance_inside(outputs, landmarks))
+            total = total + self.distill * sum((_off(mark) for mark in landmarks), start=self.distance(outputs, teacher))
         if self.distill < 1:
             assert labels is not None
             place = self.scores(outputs)
@@ -75,7 +73,7 @@ class Loss:
         named = truth if isinstance(truth, Tensor) else truth[place].flatten(1).argmax(1)
         return int((outputs[place].flatten(1).argmax(1) == named).sum())
 
-    def _distance(self, outputs: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+    def distance(self, outputs: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
         """Return the divergence of the classes, and of every other output the squared error as a share of its variance."""
         place = self.scores(outputs)
         parts = []
@@ -89,13 +87,6 @@ class Loss:
                 parts.append(F.mse_loss(found, wanted) / wanted.float().var(correction=0).clamp_min(FLOOR))
         return torch.stack(parts).sum()
 
-    def _distance_inside(self, outputs: Sequence[Tensor], landmarks: Sequence[Landmark]) -> Tensor:
-        """Return the mean over the landmarks of the squared error as a share of the variance, with its weight."""
-        if not landmarks:
-            return outputs[0].new_zeros(())
-        weight = 1.0 if self.scores(outputs) is None else LANDMARKS
-        return weight * torch.stack([F.mse_loss(mark.found, mark.wanted) / mark.variance for mark in landmarks]).mean()
-
     def _logits(self, outputs: Sequence[Tensor], place: int) -> Tensor:
         """Return numbers whose softmax the classes are: an output that holds probabilities already is undone."""
         value = outputs[place].flatten(1).float()
@@ -104,3 +95,7 @@ class Loss:
         if self.makers[place] == "Sigmoid":
             return torch.logit(value, eps=1e-6)
         return value
+
+
+def _off(mark: Landmark) -> Tensor:
+    return mark.weight * F.mse_loss(mark.found, mark.wanted)

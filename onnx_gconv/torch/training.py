@@ -26,6 +26,10 @@ WEIGHT_DECAY = 1e-4
 # and models with folded BatchNormalization then diverge at learning rates that they learn well with.
 LARGEST_GRADIENT = 1.0  # norm over all weights
 VALIDATION_BATCH = 250
+# What all landmarks together count, as a multiple of the distance of the outputs: enough to tell early layers where to go. A model
+# so small that it cannot follow its teacher inside is still to come close to its outputs.
+LANDMARKS = 5.0
+SMALLEST_ERROR = 1e-6  # where all is as it should be, nothing is to be weighed by
 
 OnStep = Callable[[int, int, str], None]  # steps done, of how many, what to show
 
@@ -112,6 +116,7 @@ class Training:
         """Train for one epoch, counted from 1, and return what it came to."""
         started = time.perf_counter()
         total, right, seen, lr = 0.0, 0, 0, 0.0
+        self._weigh_landmarks()
         self.module.train()
         for step, samples in enumerate(self._batches(epoch)):
             done = (epoch - 1) * self.steps + step
@@ -205,16 +210,35 @@ class Training:
             )
         return found
 
+    def _weigh_landmarks(self) -> None:
+        """Set what each landmark counts: the same for all, relative to how much it varies, and in proportion to the outputs.
+
+        All processes ask the same samples, so that they agree, and a training that is resumed asks them again.
+        """
+        if self.teacher is None or not self.landmarks:
+            return
+        samples = self._first_samples()
+        self.module.eval()
+        with torch.no_grad():
+            outputs, inside = WithLandmarks(self.module, tuple(self.landmarks))(**samples.inputs)
+        teacher, wanted = self._teach(samples)
+        assert teacher is not None
+        spreads = [float(value.float().var(correction=0)) for value in wanted]
+        errors = [float(nn.functional.mse_loss(*pair)) / spread for *pair, spread in zip(inside, wanted, spreads, strict=True)]
+        whole = LANDMARKS * float(self.loss.distance(outputs, teacher)) / max(sum(errors), SMALLEST_ERROR)
+        self.landmarks = {name: whole / spread for name, spread in zip(self.landmarks, spreads, strict=True)}
+
     def _landmarks(self) -> dict[str, float]:
-        """Return at which tensors the module follows its teacher, and how much each of them varies on the first samples."""
+        """Return at which tensors the module follows its teacher; what they count is not known yet."""
         if self.teacher is None:
             return {}
-        samples = _laid_out(self.spool.take(self.split.train[:VALIDATION_BATCH]).to(self.team.device))
         names = landmarks(self.module.program, self.teacher.program)
         with torch.no_grad():
-            _, values = WithLandmarks(self.teacher, names)(**samples.inputs)
-        spread = {name: float(value.float().var(correction=0)) for name, value in zip(names, values, strict=True) if _is_map(value)}
-        return {name: variance for name, variance in spread.items() if variance > 0}
+            _, values = WithLandmarks(self.teacher, names)(**self._first_samples().inputs)
+        return {name: 0.0 for name, value in zip(names, values, strict=True) if _is_map(value) and float(value.var()) > 0}
+
+    def _first_samples(self) -> Samples:
+        return _laid_out(self.spool.take(self.split.train[:VALIDATION_BATCH]).to(self.team.device))
 
     def _precision(self) -> AbstractContextManager[Any]:
         if not self.settings.amp:
