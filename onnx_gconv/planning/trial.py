@@ -4,6 +4,7 @@ What a layer costs is not known beforehand. Whatever is taken for it, the layers
 what is left of it, and mend a part of its error; so the costs of early layers are discounted. How much is tried, too.
 """
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ Costs = Mapping[tuple[str, int], float]  # by layer and number of groups
 DISCOUNTS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 FIRST = 2  # the place of the discount that is tried first
 FIRST_IN_COMPANY = 1  # of these costs the mending by others is a part already
+MARGIN = 0.03  # by which a plan has to be better than one tried before it: less is the noise of judging
 
 
 class Guide(Protocol):
@@ -54,6 +56,9 @@ class _Tried(Generic[Found]):
     found: Found
     off: float
 
+    def beats(self, other: "_Tried[Found]") -> bool:
+        return self.off < (1 - MARGIN) * other.off
+
 
 class _Trial(Generic[Found]):
     """Plans tried so far: no plan is judged twice, whatever costs it was found by."""
@@ -78,7 +83,7 @@ class _Trial(Generic[Found]):
         more, less = self.tried((costs, start + 1), (costs, start - 1))
         step = 1 if more.off <= less.off else -1
         other, place = (more, start + 1) if step == 1 else (less, start - 1)
-        while other.off < best.off:
+        while other.beats(best):
             best, place = other, place + step
             if not 0 <= place < len(DISCOUNTS):
                 break
@@ -92,29 +97,31 @@ class _Trial(Generic[Found]):
 def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Found], *, effort: int) -> Found:
     """Return the plan that recovers best, of those that `search` finds by several costs.
 
-    Costs are, from effort 1 on, what a layer costs measured alone; at effort 0 and from 2 on also -log of what is kept of it, and
+    Costs are, from effort 1 on, what a layer costs measured alone; and -log of what is kept of it; at effort 0 and from 2 on also
     what is not kept. The best of them is then tried with other discounts, at effort 3 each. From effort 2 on the layers are
     measured again in the company of the best plan, at effort 3 twice.
     """
     trial = _Trial(guide, groupings, search)
     families: list[Costs] = [guide.costs(groupings, None)] if effort >= 1 else []
+    families.append(_kept_costs(groupings, "log"))
     if effort != 1:
-        families += [_kept_costs(groupings, cost) for cost in ("log", "share")]
+        families.append(_kept_costs(groupings, "share"))
     tried = trial.tried(*((costs, FIRST) for costs in families))
-    best = min(tried, key=_off)
+    best = _best(tried)
     if effort >= 1:
         climbing = families if effort >= 3 else [families[tried.index(best)]]
-        best = min([best, *(trial.climb(costs, FIRST) for costs in climbing)], key=_off)
+        best = _best([best, *(trial.climb(costs, FIRST) for costs in climbing)])
     for _ in range(effort - 1):
         other = trial.climb(guide.costs(groupings, best.found.plan), FIRST_IN_COMPANY)
-        if other.off >= best.off:
+        if not other.beats(best):
             break
         best = other
     return best.found
 
 
-def _off(tried: _Tried[Found]) -> float:
-    return tried.off
+def _best(tried: Sequence[_Tried[Found]]) -> _Tried[Found]:
+    """Return the best, and of those that are about as good the first."""
+    return functools.reduce(lambda best, other: other if other.beats(best) else best, tried)
 
 
 def _kept_costs(groupings: Groupings, cost: CostName) -> dict[tuple[str, int], float]:

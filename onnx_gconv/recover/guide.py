@@ -26,7 +26,7 @@ MEASURED = 192  # samples that layers are fitted to, at most, to measure what ea
 PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
 FITTED = 256  # that a trial is fitted to, at most
 JUDGED = 448  # others, that it is judged on
-JUDGED_AT = 2.0  # the temperature that classes are compared at: near what counts, and less noisy than that
+JUDGED_AT = 4.0  # the temperature that classes are compared at: near what counts, and less noisy than that
 # A trial need not find the best weights, only tell plans apart.
 TRIAL_POSITIONS_A_WEIGHT = 30
 TRIAL_LEAST_POSITIONS = 4000
