@@ -514,7 +514,7 @@ def test_a_real_sigterm_ends_a_running_compress_with_143_and_leaves_no_temporary
         "import sys, time; from onnx_gconv.recover import reconstruct; from onnx_gconv.cli.main import main\n"
         "reconstruct.MEMORY_BYTES = 0\n"
         "reconstruct._fitted = lambda *_: print('fitting', flush=True) or time.sleep(60)\n"
-        "sys.exit(main(sys.argv[1:]))"
+        "sys.exit(main())"
     )
     command = "compress good.onnx --groups 2 --calib calib.npz -o out.onnx"
     argv = [sys.executable, "-c", program, *command.split()]

@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from onnx_gconv import __version__
 from onnx_gconv.cli import apply, bench, compress, evaluate, explore, export, finetune, inspect, mask, plan, report, verify
@@ -70,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = build_parser().parse_args(argv)
     try:
-        with terminated_in_order():
+        # With arguments it is a function of another program, whose signals are its own.
+        with terminated_in_order() if argv is None else nullcontext():
             code: int = args.run(args)
             sys.stdout.flush()
         return code

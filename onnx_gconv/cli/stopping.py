@@ -1,7 +1,6 @@
 """Being told to stop: a command leaves in order, whoever asks."""
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,9 +17,9 @@ STOPS = (KeyboardInterrupt, Terminated)
 def terminated_in_order() -> Iterator[None]:
     """Have SIGTERM raise `Terminated`, so that temporary folders and child processes go; a second one ends at once.
 
-    Where somebody has said what SIGTERM does, or this is not the main thread, that stays as it is.
+    Where the parent process has it ignored, it stays ignored.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, _terminate)
