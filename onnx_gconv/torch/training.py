@@ -29,6 +29,7 @@ VALIDATION_BATCH = 250
 # What all landmarks together count, as a multiple of the distance of the outputs: enough to tell early layers where to go. A model
 # so small that it cannot follow its teacher inside is still to come close to its outputs.
 LANDMARKS = 5.0
+LANDMARK_SAMPLES = 32  # that they are weighed by, at most: all of them are in memory at once
 SMALLEST_ERROR = 1e-6  # where all is as it should be, nothing is to be weighed by
 
 OnStep = Callable[[int, int, str], None]  # steps done, of how many, what to show
@@ -232,13 +233,15 @@ class Training:
         """Return at which tensors the module follows its teacher; what they count is not known yet."""
         if self.teacher is None:
             return {}
-        names = landmarks(self.module.program, self.teacher.program)
+        names, samples = landmarks(self.module.program, self.teacher.program), self._first_samples()
+        self.module.eval()
         with torch.no_grad():
-            _, values = WithLandmarks(self.teacher, names)(**self._first_samples().inputs)
-        return {name: 0.0 for name, value in zip(names, values, strict=True) if _is_map(value) and float(value.var()) > 0}
+            (_, ours), (_, theirs) = (WithLandmarks(each, names)(**samples.inputs) for each in (self.module, self.teacher))
+        return {name: 0.0 for name, *pair in zip(names, ours, theirs, strict=True) if _is_to_follow(*pair)}
 
     def _first_samples(self) -> Samples:
-        return _laid_out(self.spool.take(self.split.train[:VALIDATION_BATCH]).to(self.team.device))
+        numbers = self.split.train[: min(LANDMARK_SAMPLES, self.batch)]
+        return _laid_out(self.spool.take(numbers).to(self.team.device))
 
     def _precision(self) -> AbstractContextManager[Any]:
         if not self.settings.amp:
@@ -260,9 +263,10 @@ def _laid_out(samples: Samples) -> Samples:
     return Samples({name: laid_out(value) for name, value in samples.inputs.items()}, samples.labels)
 
 
-def _is_map(value: Tensor) -> bool:
-    """Return whether a tensor has numbers for each sample, channel and place: not a shape, not a score."""
-    return value.is_floating_point() and value.ndim > 2
+def _is_to_follow(found: Tensor, wanted: Tensor) -> bool:
+    """Return whether a tensor has numbers for each sample, channel and place, as the teacher's has: not a shape, not a score."""
+    is_map = wanted.is_floating_point() and wanted.ndim > 2
+    return is_map and found.shape == wanted.shape and float(wanted.float().var()) > 0
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
