@@ -45,9 +45,9 @@ def rows(epochs: int) -> Iterator[Row]:
     resnet20 = ("cifar10_resnet20_bn", "50%")
     for learns_from in ("labels", "teacher", "both"):
         yield Row(*resnet20, "ours", "recovered", learns_from, epochs)
-    yield Row(*resnet20, "ours", "masked", "labels", epochs)
-    yield Row(*resnet20, "paper", "recovered", "labels", epochs)
-    yield Row(*resnet20, "paper", "masked", "labels", epochs)
+    yield Row(*resnet20, "ours", "masked", "teacher", epochs)
+    yield Row(*resnet20, "paper", "recovered", "teacher", epochs)
+    yield Row(*resnet20, "paper", "masked", "teacher", epochs)
     yield Row("cifar10_resnet20_folded", "50%", "ours", "recovered", "labels", epochs)
     for learns_from in ("labels", "teacher"):
         yield Row("cifar10_resnet56_bn", "47.16%", "ours", "recovered", learns_from, epochs)
