@@ -1,4 +1,4 @@
-"""Sensitivity: the divergence of the outputs when one layer alone is grouped and fitted, against doing just that."""
+"""Sensitivity: the error of the outputs when one layer alone is grouped and fitted, against doing just that."""
 
 import math
 from collections.abc import Mapping
@@ -44,20 +44,20 @@ def measure(
     )
 
 
-def kl(reference: np.ndarray, found: np.ndarray) -> float:
-    p, q = (np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(axis=1, keepdims=True) for x in (reference, found))
-    return float((p * np.log(p / q)).sum(axis=1).mean())
+def error(reference: np.ndarray, found: np.ndarray) -> float:
+    a, b = (x.astype(np.float64) - x.astype(np.float64).mean(axis=1, keepdims=True) for x in (reference, found))
+    return float(((a - b) ** 2).sum() / (a**2).sum())
 
 
 def slowly(model: onnx.ModelProto, layer: PlannedLayer, weight: str, bias: str, *, probes: int) -> float:
-    """Return the divergence of the model with one layer fitted by NumPy, run as a whole."""
+    """Return the error of the scores of the model with one layer fitted by NumPy, run as a whole."""
     node = next(node for node in model.graph.node if node.output[0] == layer.name)
     source, target = outputs(model, ALL, node.input[0], layer.name)
     damping = Effort().damping
     new = fit_conv(source, target, node, get_tensor(model, weight), layer, damping=damping)
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     set_tensor(set_tensor(copy, weight, new[0]), bias, new[1])
-    each = [kl(outputs(model, batch)[0], outputs(copy, batch)[0]) for batch in FEEDS[:probes]]
+    each = [error(outputs(model, batch)[0], outputs(copy, batch)[0]) for batch in FEEDS[:probes]]
     return float(np.mean(each))
 
 
