@@ -28,7 +28,7 @@ LARGEST_GRADIENT = 1.0  # norm over all weights
 VALIDATION_BATCH = 250
 # What all landmarks together count, as a multiple of the distance of the outputs: enough to tell early layers where to go. A model
 # so small that it cannot follow its teacher inside is still to come close to its outputs.
-LANDMARKS = 5.0
+LANDMARKS = 40.0
 LANDMARK_SAMPLES = 32  # that they are weighed by, at most: all of them are in memory at once
 SMALLEST_ERROR = 1e-6  # where all is as it should be, nothing is to be weighed by
 
