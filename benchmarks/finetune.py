@@ -68,15 +68,8 @@ def run(row: Row, data: dict[str, Path], folder: Path) -> dict[str, Any]:
     started = time.perf_counter()
     command(
         *("finetune", model, plan, "--data", data["images" if row.learns_from == "teacher" else "labelled"], "-o", tuned),
-        *(
-            "--epochs",
-            row.epochs,
-            "--lr",
-            RATE,
-            "--augment",
-            "crop,flip",
-            *(("--distill", "0.5") if row.learns_from == "both" else ()),
-        ),
+        *("--epochs", row.epochs, "--lr", RATE, "--augment", "crop,flip"),
+        *(("--distill", "0.5") if row.learns_from == "both" else ()),
         *(("--calib", data["calibration"]) if row.start == "recovered" else ()),
         *(("--resume",) if tuned.with_name("tuned.checkpoint.pt").exists() else ()),
     )

@@ -162,8 +162,8 @@ class Training:
 
     def _validated(self, samples: Samples) -> Tensor:
         outputs = _tuple(self.module(**samples.inputs))
-        teacher, _ = self._teach(samples)
-        loss = float(self.loss(outputs, teacher, samples.labels)) * len(samples)  # of the outputs alone: that is what counts
+        teacher, _ = self._teach(samples, ())  # the outputs are what counts, and landmarks of so many samples are large
+        loss = float(self.loss(outputs, teacher, samples.labels)) * len(samples)
         right = self._right(outputs, teacher, samples.labels)
         judged = 0 if right is None else len(samples)
         return torch.tensor([loss, right or 0, judged, len(samples)], dtype=torch.float64)
@@ -186,7 +186,7 @@ class Training:
             group["lr"] = lr
         with self._precision():
             outputs, inside = self.net(**samples.inputs)
-            teacher, wanted = self._teach(samples)
+            teacher, wanted = self._teach(samples, tuple(self.landmarks))
             marks = [Landmark(*each) for each in zip(inside, wanted, self.landmarks.values(), strict=True)]
             loss = self.loss(outputs, teacher, samples.labels, marks)
         self.optimizer.zero_grad(set_to_none=True)
@@ -201,14 +201,12 @@ class Training:
         truth = labels if labels is not None else teacher
         return None if truth is None else self.loss.right(outputs, truth)
 
-    def _teach(self, samples: Samples) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
-        """Return what the teacher gives, and what it has at the landmarks."""
+    def _teach(self, samples: Samples, names: Sequence[str]) -> tuple[tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
+        """Return what the teacher gives, and what it has at these landmarks."""
         if self.teacher is None:
             return None, ()
         with torch.no_grad():
-            found: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = WithLandmarks(self.teacher, tuple(self.landmarks))(
-                **samples.inputs
-            )
+            found: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = WithLandmarks(self.teacher, names)(**samples.inputs)
         return found
 
     def _weigh_landmarks(self) -> None:
@@ -222,7 +220,7 @@ class Training:
         self.module.eval()
         with torch.no_grad():
             outputs, inside = WithLandmarks(self.module, tuple(self.landmarks))(**samples.inputs)
-        teacher, wanted = self._teach(samples)
+        teacher, wanted = self._teach(samples, tuple(self.landmarks))
         assert teacher is not None
         spreads = [float(value.float().var(correction=0)) for value in wanted]
         errors = [float(nn.functional.mse_loss(*pair)) / spread for *pair, spread in zip(inside, wanted, spreads, strict=True)]
