@@ -68,10 +68,11 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             f"{recovery.output_error_after:.3f} fitted"
         )
     rewritten = rewrite(source, plan, args, story, shapes)
-    save_atomically(rewritten.grouped, args.output, external_data=source.has_external_data)
-    story.tell(
-        f"wrote {args.output}: {rewritten.convs} Convs grouped, {rewritten.gathers[1]} Gathers, "
-        f"dropped {100 * dropped:.6g}% of their weight (sum of absolute values)"
+    files = save_atomically(rewritten.grouped, args.output, external_data=source.has_external_data)
+    story.wrote(
+        files,
+        f"{rewritten.convs} Convs grouped, {rewritten.gathers[1]} Gathers, "
+        f"dropped {100 * dropped:.6g}% of their weight (sum of absolute values)",
     )
     if rewritten.verification is not None:
         story.tell(f"verified: differs from the masked model by {rewritten.verification.max_rel_error:.1e} of the largest value")

@@ -74,7 +74,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     for text in dict.fromkeys(warning for timing in timings for warning in timing.warnings):
         story.warn(text)
     if args.timing_out is not None:
-        story.tell(f"wrote {', '.join(str(path) for path in _write(args.timing_out, timings))}")
+        story.wrote(_write(args.timing_out, timings))
     if args.json:
         print(json.dumps({"format": 1, "runner": args.runner, "host": args.host, "models": _rows(timings)}, indent=1))
         return 0

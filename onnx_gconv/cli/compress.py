@@ -182,7 +182,7 @@ def _tell(made: Made, files: list[Path], args: argparse.Namespace, story: Story)
         story.tell(predicted(planned.prediction))
     more = "" if args.verbose else "; -v lists them"
     story.tell(f"grouped {len(plan.layers)} of {len(plan.layers) + len(plan.skipped)} Convs{more}")
-    story.tell(f"wrote {', '.join(map(str, files))}")
+    story.wrote(files)
 
 
 def _evaluate(source: Source, grouped: "onnx.ModelProto", data: "Data", story: Story) -> "Evaluation":

@@ -53,11 +53,11 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
                 f"the converted model differs by {checked.max_rel_error:.1e} of the largest value; nothing was written.",
                 hint="export the model from its framework with the opset that the target reads",
             )
-    save_atomically(exported.model, args.output, external_data=source.has_external_data)
+    files = save_atomically(exported.model, args.output, external_data=source.has_external_data)
     if args.json:
         facts = {"opset": standard_opset(exported.model), "ir_version": exported.model.ir_version}
         verification = None if checked is None else checked.as_dict()
         data = {"format": 1, "output": str(args.output), "target": args.target, **facts, "changes": list(exported.remarks)}
         print(json.dumps({**data, "verify": verification}, indent=1))
-    story.tell(f"wrote {args.output}: {'; '.join(exported.remarks) or 'nothing had to change'}")
+    story.wrote(files, "; ".join(exported.remarks) or "nothing had to change")
     return 0

@@ -120,9 +120,10 @@ def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:
         listener = Listener(progress, lambda record: _tell(record, settings, story, has_labels=data.has_labels))
         tuned = finetune(task, settings, team, output=args.output, resume=args.resume, listener=listener)
     if team.is_first:
-        save_atomically(tuned.model, args.output, external_data=source.has_external_data)
-        ended = "interrupted; --resume goes on. " if tuned.interrupted else ""
-        story.tell(f"{ended}wrote {args.output}: the weights of epoch {tuned.best.epoch}, and {metrics_beside(args.output)}")
+        files = save_atomically(tuned.model, args.output, external_data=source.has_external_data)
+        if tuned.interrupted:
+            story.tell("interrupted; --resume goes on.")
+        story.wrote(files, f"the weights of epoch {tuned.best.epoch}, and {metrics_beside(args.output)}")
     return 130 if tuned.interrupted else 0
 
 

@@ -37,9 +37,9 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     plan = read_plan(args.plan)
     source = open_source(args)
     rewritten = rewrite(source, plan, args, story, tensor_shapes(source))
-    save_atomically(mask(source.model, plan), args.output, external_data=source.has_external_data)
-    story.tell(
-        f"wrote {args.output}: {rewritten.convs} Convs masked, {dropped_share(source.model, plan):.1%} of their weight "
-        f"(sum of absolute values) zeroed"
+    files = save_atomically(mask(source.model, plan), args.output, external_data=source.has_external_data)
+    story.wrote(
+        files,
+        f"{rewritten.convs} Convs masked, {dropped_share(source.model, plan):.1%} of their weight (sum of absolute values) zeroed",
     )
     return 0

@@ -108,8 +108,8 @@ def _refined(source: Source, network: "Network", requests: "list[Request]", args
     if args.refined is not None:
         from onnx_gconv.model.file import save_atomically
 
-        save_atomically(refined.start, args.refined, external_data=source.has_external_data)
-        story.tell(f"wrote {args.refined}: the refined weights, masked by the plan")
+        files = save_atomically(refined.start, args.refined, external_data=source.has_external_data)
+        story.wrote(files, "the refined weights, masked by the plan")
     return refined.planned
 
 

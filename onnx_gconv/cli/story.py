@@ -2,8 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class Story:
@@ -17,6 +18,10 @@ class Story:
     def tell(self, text: str) -> None:
         if not self._quiet:
             print(text, file=sys.stderr)
+
+    def wrote(self, files: Iterable[Path], what: str = "") -> None:
+        """Tell which files were written: all of them, so that who moves a model moves its weights too."""
+        self.tell(f"wrote {', '.join(map(str, files))}{what and ': ' + what}")
 
     def detail(self, text: str) -> None:
         if self._verbose:

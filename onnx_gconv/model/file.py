@@ -145,10 +145,11 @@ def save(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> 
         raise ModelError(f"'{path.name}' cannot be serialised: {error}.", hint="report this model") from error
 
 
-def save_atomically(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> None:
-    """Write one model so that it is there whole or not at all."""
+def save_atomically(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> list[Path]:
+    """Write one model so that it is there whole or not at all, and return its files: those who move it have to move them all."""
     with staged(path.parent) as staging:
         save(model, staging / path.name, external_data=external_data)
+        return sorted(path.parent / part.name for part in staging.iterdir())
 
 
 def data_bytes(model: onnx.ModelProto) -> int:
