@@ -35,6 +35,7 @@ PLANNED: tuple[Method, ...] = ("recovered", "masked", "BN statistics")
 ASKED = (("cifar10_resnet20", "72.99%"), ("cifar10_resnet20", "50%"), ("cifar10_resnet56", "47.16%"))
 ELSEWHERE_BUDGET = "76.92%"  # a 1.3th
 ELSEWHERE_SAMPLES = 250
+AT_ONCE = 50  # samples whose divergences are averaged
 # Models without CIFAR's classes: side of their images here, and whether they want them normalised.
 ELSEWHERE = {"imagenet_mobilenet_v2_bn": (224, True), "nudenet_yolov8n": (224, False)}
 HEAD = """\
@@ -190,14 +191,14 @@ def _distances(
     """Return, for the model before and after recovery: relative L2 of the outputs, KL divergence and agreement of classes."""
     import numpy as np
 
-    from onnx_gconv.evaluate import BATCH_SIZE, evaluate
+    from onnx_gconv.evaluate import evaluate
     from onnx_gconv.recover.divergence import divergence
     from onnx_gconv.runtime import run as run_session
     from onnx_gconv.runtime import session
 
     def divergences(model: "onnx.ModelProto") -> Iterator[float]:
         one, two = session(dense), session(model)
-        for batch in test.batches(BATCH_SIZE):
+        for batch in test.batches(AT_ONCE):
             yield divergence(run_session(one, batch.inputs), run_session(two, batch.inputs))
 
     found = [evaluate(model, test.unlabelled(), reference=dense) for model in (masked, fitted)]

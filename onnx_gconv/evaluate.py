@@ -8,14 +8,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnx_gconv.data.batch import Batch, Data, fixed_batch
+from onnx_gconv.data.batch import Batch, Data, fixed_batch, good_batch
 from onnx_gconv.data.inputs import model_inputs
 from onnx_gconv.data.open import WHERE_LABELS_ARE
 from onnx_gconv.errors import DataError, ModelError
 from onnx_gconv.runtime import Result, run, session
 from onnx_gconv.verify import finite, require_same_interface
 
-BATCH_SIZE = 50
 FEWEST_CLASSES = 6  # of five classes, every one is among the first five
 Progress = Callable[[int, int | None, str], None]  # samples done, of how many if known, what
 
@@ -69,7 +68,7 @@ def evaluate(
     other = None if reference is None else Runner(reference, size)
     total = data.samples if limit is None or data.samples is None else min(limit, data.samples)
     tally = Tally()
-    for batch in data.batches(size or BATCH_SIZE, limit=limit):
+    for batch in data.batches(size or good_batch(model), limit=limit):
         tally.add(batch, runner.results(batch), None if other is None else other.results(batch))
         on_progress(tally.samples, total if total is not None else limit, "samples")
     if not tally.samples:

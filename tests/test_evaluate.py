@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny import Finished, conv_net, gconv, listing, save, write_module
 
 from onnx_gconv.cli.main import build_parser
 from onnx_gconv.cli.options import preprocessing
+from onnx_gconv.data.batch import Batch
 from onnx_gconv.data.open import open_data
 from onnx_gconv.data.preprocessing import Preprocessing
 from onnx_gconv.errors import DataError, GconvError, ModelError, VerifyError
@@ -421,3 +423,31 @@ def test_a_folder_of_images_is_evaluated_as_the_same_pixels_in_a_file() -> None:
     finished = gconv("evaluate", MODELS / "digits.onnx", "--data", "digits", "--scale", "1/16", "--json")
     assert finished.code == 0, finished.err
     assert (json.loads(finished.out)["samples"], json.loads(finished.out)["top1"]) == (40, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [
+        ("N, 3, 32, 32", 50),
+        ("N, 3, 224, 224", 6),  # a million numbers; what the layers make of fifty such images would fill gigabytes
+        ("N, 3, H, W", 6),  # open axes are taken to be of the usual size
+        ("N, 3, 2000, 2000", 1),
+        ("4, 3, 224, 224", 4),
+    ],
+)
+def test_few_large_samples_are_run_at_once(shape: str, most: int) -> None:
+    model = net("y = ReduceMean <axes = [2, 3]> (x)", inputs=f"float[{shape}] x", outputs="float[N,3,1,1] y")
+    asked = []
+
+    class Watched:
+        """Data that tells how much of it is asked for at once."""
+
+        name, samples, has_labels = "watched", 1, False
+
+        def batches(self, size: int, *, limit: int | None = None) -> Iterator[Batch]:
+            asked.append(size)
+            height, width = (int(axis) if axis.strip().isdigit() else 8 for axis in shape.split(",")[2:])
+            yield Batch({"x": np.ones((1, 3, height, width), np.float32)}, None)
+
+    evaluate(model, Watched(), reference=model)
+    assert asked == [most]

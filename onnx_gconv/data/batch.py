@@ -1,5 +1,6 @@
 """Batches of samples, and the data sets that yield them."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,9 @@ from onnx_gconv.errors import DataError
 from onnx_gconv.model.shapes import declared_shape, free_inputs
 from onnx_gconv.runtime import Feeds
 
+MOST_A_BATCH = 50
+NUMBERS_A_BATCH = 2**20  # in the inputs; a batch of large images is small, because what follows is some ten times as large
+USUAL_AXIS = 224  # what one is taken for that the model leaves open
 
 @dataclass(frozen=True)
 class Batch:
@@ -62,6 +66,13 @@ def fixed_batch(model: onnx.ModelProto) -> int | None:
             hint="only models whose inputs all have the samples on their first axis can be fed with data",
         )
     return next(iter(fixed.values()), None)
+
+
+def good_batch(model: onnx.ModelProto) -> int:
+    """Return how many samples to run at once: what the model takes, or else so many that memory stays small."""
+    sizes = [declared_shape(value) or [] for value in free_inputs(model)]
+    numbers = sum(math.prod(axis or USUAL_AXIS for axis in size[1:]) for size in sizes) or 1
+    return fixed_batch(model) or max(1, min(MOST_A_BATCH, NUMBERS_A_BATCH // numbers))
 
 
 def rebatch(given: Iterable[Batch], size: int, *, limit: int | None) -> Iterator[Batch]:

@@ -1,20 +1,16 @@
 """Calibration samples, as the model takes them."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import onnx
 
-from onnx_gconv.data.batch import Batch, Data, fixed_batch
+from onnx_gconv.data.batch import Batch, Data, fixed_batch, good_batch
 from onnx_gconv.data.function import FunctionData
 from onnx_gconv.errors import DataError
-from onnx_gconv.model.shapes import declared_shape, free_inputs
 from onnx_gconv.runtime import Feeds
 
 SAMPLES = 1000
-MOST_A_BATCH = 50
-NUMBERS_A_BATCH = 2**20  # in the inputs; a batch of large images is small, because what follows is some ten times as large
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,4 @@ class Unlabelled:
 
 def calibration(data: Data, model: onnx.ModelProto, samples: int) -> Calibration:
     """Return the data in batches of the size that the model takes, or else of one that keeps memory small."""
-    fixed = fixed_batch(model)
-    sizes = [declared_shape(value) or [] for value in free_inputs(model)]
-    numbers = sum(math.prod(axis or 224 for axis in size[1:]) for size in sizes) or 1
-    return Calibration(Unlabelled(data), samples, fixed or max(1, min(MOST_A_BATCH, NUMBERS_A_BATCH // numbers)), fixed is not None)
+    return Calibration(Unlabelled(data), samples, good_batch(model), fixed_batch(model) is not None)
