@@ -17,6 +17,7 @@ MOST_A_BATCH = 50
 NUMBERS_A_BATCH = 2**20  # in the inputs; a batch of large images is small, because what follows is some ten times as large
 USUAL_AXIS = 224  # what one is taken for that the model leaves open
 
+
 @dataclass(frozen=True)
 class Batch:
     """Some samples: an array for each model input, in its type, first axis = samples; and their classes, where known."""
