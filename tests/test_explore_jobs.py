@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -189,6 +190,21 @@ def data_that_fails_at_point_01(how: str) -> str:
         f"        {how}\n",
     )
     return "failing:data"
+
+
+def test_what_a_process_that_dies_had_in_the_temporary_folder_is_removed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", "temporary")
+    monkeypatch.setenv("TMPDIR", "temporary")
+    done = run(
+        "--eval", data_that_fails_at_point_01("import tempfile; print(tempfile.mkdtemp(), file=open('left', 'a')); os._exit(9)")
+    )
+    assert done.code == 1
+    left = [Path(line) for line in Path("left").read_text().splitlines()]
+    assert len(left) == 3
+    assert all(Path("temporary").resolve() in folder.resolve().parents for folder in left)
+    assert not any(folder.exists() for folder in left)
+    assert not [*Path("temporary").glob("onnx-gconv-*")]
 
 
 def test_a_process_that_dies_again_and_again_fails_its_point_and_no_other(here: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
@@ -28,12 +29,13 @@ def run_here(errand: Errand, jobs: Sequence[Job], parts: Parts, *, cores: int) -
     queue = list(reversed(jobs))
     tries = dict.fromkeys((job.name for job in jobs), 0)
     running: dict[int, tuple[SpawnProcess, Job, Path]] = {}
+    scratch = tempfile.TemporaryDirectory(prefix="onnx-gconv-")  # of all processes: one that is killed cannot tidy up
     try:
         while queue or running:
             while queue and len(running) < at_once:
                 job = queue.pop()
                 part = parts(job)
-                process = _started(errand, job, part, threads)
+                process = _started(errand, job, part, Path(scratch.name), threads)
                 tries[job.name] += 1
                 running[process.sentinel] = process, job, part
             for sentinel in wait(list(running)):
@@ -51,21 +53,24 @@ def run_here(errand: Errand, jobs: Sequence[Job], parts: Parts, *, cores: int) -
             process.kill()
         for process, _, _ in running.values():
             process.join()
+        scratch.cleanup()
 
 
-def _started(errand: Errand, job: Job, part: Path, threads: int) -> SpawnProcess:
+def _started(errand: Errand, job: Job, part: Path, scratch: Path, threads: int) -> SpawnProcess:
     # By file: a child that dies before it has read a long message from its pipe would leave its parent writing for ever.
     (part / ERRAND).write_bytes(pickle.dumps(errand))
     # Spawned, not forked: ONNX Runtime's threads may be running.
-    process = multiprocessing.get_context("spawn").Process(target=_do, args=(job, part, threads), name=job.name, daemon=True)
+    args = (job, part, scratch, threads)
+    process = multiprocessing.get_context("spawn").Process(target=_do, args=args, name=job.name, daemon=True)
     process.start()
     return process
 
 
-def _do(job: Job, part: Path, threads: int) -> None:
+def _do(job: Job, part: Path, scratch: Path, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(sys.stderr.fileno(), 1)  # stdout carries the result of the command
+    tempfile.tempdir = str(scratch)
     errand: Errand = pickle.loads((part / ERRAND).read_bytes())
     (part / ERRAND).unlink()
     do(errand, job, part, threads=threads)
