@@ -60,7 +60,7 @@ def add_learning(parser: argparse.ArgumentParser, remark: str | None = None) -> 
         type=_share,
         metavar="SHARE",
         help="how much of the loss is the distance to the dense model, 0 to 1; the rest is the cross-entropy with the labels "
-        "(default: 0 with labels, 1 without)",
+        "(default: 0 with labels, 1 without; with labels, 0.5 often ends higher)",
     )
     learning.add_argument("--epochs", type=options.positive, default=10, metavar="N", help="rounds over the data (default 10)")
     learning.add_argument("--lr", type=_rate, default=0.05, metavar="RATE", help="learning rate at the start (default 0.05)")
