@@ -15,7 +15,7 @@ from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, Behind, distance, fit_conv, g
 from numpy.typing import ArrayLike
 from tiny import from_text, get_tensor, residual_net, set_tensor
 
-from onnx_gconv.recover.reconstruct import Effort, plan_sites
+from onnx_gconv.recover.reconstruct import Effort, plan_sites, reconstruct
 from onnx_gconv.recover.site import Site
 from onnx_gconv.rewrite.mask import mask
 
@@ -309,3 +309,18 @@ def test_the_constant_goes_into_the_mean_and_nothing_else_of_the_normalization_c
     # Fitted outputs have the mean of their targets: here, behind the first normalization.
     (wanted,), (given,) = (outputs(model, image_of(RESIDUAL_FEEDS), "an") for model in (dense, found))
     np.testing.assert_allclose(given.mean(axis=(0, 2, 3)), wanted.mean(axis=(0, 2, 3)), atol=1e-4)
+
+
+@pytest.mark.parametrize("relaxations", [0, 2])
+def test_means_that_an_earlier_fit_has_moved_are_not_moved_again(relaxations: int) -> None:
+    tensors: dict[str, ArrayLike] = {"w1": normal(8, 4, 3, 3), "w2": normal(8, 8, 3, 3) / 8}
+    for number in "12":
+        tensors |= {f"{name}{number}": 1 + np.square(normal(8)) for name in ("gamma", "beta", "mean", "var")}
+    dense, moved = from_text(NORMALIZED, **tensors), from_text(NORMALIZED, **tensors)
+    for name in ("mean1", "mean2"):
+        set_tensor(moved, name, get_tensor(dense, name) + normal(8).astype(np.float32))
+    before, wanted = (outputs(model, RESIDUAL_FEEDS[0])[0] for model in (moved, dense))
+    assert distance(wanted, before) > 0.1
+    sites, effort = plan_sites(moved, plan_of()), Effort(relaxations=relaxations)
+    found = reconstruct(dense, moved, sites, RESIDUAL_FEEDS, effort=effort, progress=lambda *_: None).model
+    assert distance(wanted, outputs(found, RESIDUAL_FEEDS[0])[0]) < ROUNDING

@@ -26,14 +26,16 @@ class Fit:
     weight: Array
     bias: Array | None  # of its own or not; None if it has none
     mean: Array | None  # that of the normalization behind it, if it takes the constant
+    dense_mean: Array | None  # what that is in the dense model; another one, if the model has been fitted before
 
     @classmethod
-    def of(cls, site: Site, constants: Constants) -> "Fit":
+    def of(cls, site: Site, constants: Constants, dense: Constants) -> "Fit":
         """Return the site with what the model stores for it."""
         node = site.node
         bias = constants.value(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        mean = constants.value(site.after.mean) if site.after is not None and site.after.mean and not site.bias else None
-        return cls(site, constants.value(site.weight), bias, mean)
+        taker = site.after.mean if site.after is not None and not site.bias else ""
+        mean, dense_mean = (each.value(taker) if taker else None for each in (constants, dense))
+        return cls(site, constants.value(site.weight), bias, mean, dense_mean)
 
     @property
     def kernel(self) -> tuple[int, ...]:
@@ -61,7 +63,8 @@ class Fit:
         """
         channels = (-1, *[1] * (len(shape) - 2))
         if shortcut is None:
-            return np.asarray(dense.astype(np.float32) - self._foreign_bias.astype(np.float32).reshape(channels))
+            constant = self._mean_shift - self._foreign_bias
+            return np.asarray(dense.astype(np.float32) + constant.astype(np.float32).reshape(channels))
         wanted = dense.astype(np.float32) - shortcut.astype(np.float32)
         wanted = wanted.mean(axis=tuple(range(wanted.ndim - len(shape))))
         smaller = tuple(axis for axis, size in enumerate(shape) if size < wanted.shape[axis])
@@ -156,6 +159,13 @@ class Fit:
         if self.bias is None or self.site.bias:
             return np.zeros(self.site.outputs.size)
         return np.broadcast_to(self.bias.astype(np.float64).reshape(-1), self.site.outputs.size)
+
+    @property
+    def _mean_shift(self) -> Doubles:
+        """How much more than in the dense model the normalization behind it takes off."""
+        if self.mean is None or self.dense_mean is None:
+            return np.zeros(self.site.outputs.size)
+        return self.mean.astype(np.float64) - self.dense_mean.astype(np.float64)
 
     @property
     def _tail(self) -> tuple[Doubles, Doubles]:

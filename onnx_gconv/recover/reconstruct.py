@@ -89,7 +89,7 @@ def reconstruct(
     Targets come from the dense model, inputs from the compressed one as fitted so far; no node of either is run twice.
     """
     flows = Flow(dense), Flow(masked)
-    constants = Constants(masked)
+    constants, dense_constants = Constants(masked), Constants(dense)
     fitted: dict[str, np.ndarray] = {}
     errors = []
     stored = int(effort.memory_share * MEMORY_BYTES)
@@ -99,7 +99,7 @@ def reconstruct(
         behind = Walk(flows[1], compressed_store, later=[site_reads(site) for site in sites])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
-            fit = Fit.of(site, constants)
+            fit = Fit.of(site, constants, dense_constants)
             new, error = _fitted(fit, shared_rows(fit, ahead, behind, work, effort), effort)
             errors.append(error)
             ahead.tidy()

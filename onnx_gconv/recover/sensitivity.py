@@ -42,7 +42,7 @@ def sensitivities(
     runs once for every other number of groups, on the first `probes` batches only. A layer that cannot be fitted has no entry.
     """
     flows = Flow(dense), Flow(model)
-    constants = Constants(model)
+    constants, dense_constants = Constants(model), Constants(dense)
     names = {name for name, _ in groupings}
     # Without a plan: every layer sees all its inputs, so that their moments serve any grouping.
     sites = [site for site in find_sites(flows[1], constants, {}) if site.name in names]
@@ -56,7 +56,7 @@ def sensitivities(
         walk = Walk(flows[1], store, later=[*(site_reads(site) for site in sites), flows[1].outputs])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
-            fit = Fit.of(site, constants)
+            fit = Fit.of(site, constants, dense_constants)
             halves = half_moments(fit, shared_rows(fit, ahead, walk, work, effort))
             ahead.tidy()
             walk.tidy()
