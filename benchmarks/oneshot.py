@@ -64,11 +64,13 @@ class Row:
     cost: "CostName" = "trial"
     gathers: "GathersName" = "free"
     samples: int = 1000
+    effort: int = 1
 
     @property
     def name(self) -> str:
         """What --rows is matched with, and what a finished row is known by."""
-        return " ".join(map(str, vars(self).values()))
+        *most, effort = map(str, vars(self).values())
+        return " ".join(most if self.effort == 1 else [*most, f"effort {effort}"])
 
 
 def sections(most_samples: int) -> dict[str, list[Row]]:
@@ -83,6 +85,7 @@ def sections(most_samples: int) -> dict[str, list[Row]]:
             *(Row(model, "100%", "dense", samples=0) for model in dict.fromkeys(model for model, _ in both)),
             *(Row(*asked, samples=samples) for asked in both for samples in (1000, 5000)),
         ],
+        "The same with `--effort 2`": [Row(*asked, effort=2) for asked in both],
         "Channel pruning instead, with the same refit": [
             Row(*asked, "channels", samples=samples) for asked in folded for samples in (1000, 5000)
         ],
@@ -152,6 +155,7 @@ def _compressed(row: Row, model: "onnx.ModelProto", data: "Images") -> "tuple[on
     from onnx_gconv.rewrite.mask import mask
     from onnx_gconv.runtime import observe_shapes
     from onnx_gconv.search.budget import parse_limit
+    from onnx_gconv.solve.layer import Solver
 
     if row.method == "dense":
         return model, model, 1.0
@@ -165,7 +169,9 @@ def _compressed(row: Row, model: "onnx.ModelProto", data: "Images") -> "tuple[on
         assert most is not None
         pruned, left = prune_channels(model, network, most, samples.feeds(), effort=effort)
         return model, pruned, left / macs
-    request = Request(limits=limits, cost=row.cost, gathers=row.gathers, seed=SEED, jobs=JOBS)
+    request = Request(
+        limits=limits, cost=row.cost, gathers=row.gathers, solver=Solver("best", effort=row.effort), seed=SEED, jobs=JOBS
+    )
     guide = CalibratedGuide(model, samples, seed=SEED, jobs=JOBS, progress=_quiet)
     plan = make_plan(model, network, request, sha256="", progress=_quiet, guide=guide).plan
     masked = after = mask(model, plan)
