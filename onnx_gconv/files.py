@@ -15,7 +15,18 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder '{folder}': {error.strerror}.", hint="choose another one with -o") from error
+        raise OutputError(f"cannot make the folder '{folder}': {error.strerror}.", hint="choose another one") from error
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a file that could not be written: whoever is to write it will have worked for long by then."""
+    folder = path.parent
+    if path.is_dir():
+        raise OutputError(f"cannot write '{path}': it is a folder.", hint="choose another name")
+    if not folder.is_dir():
+        raise OutputError(f"cannot write into '{folder}': there is no such folder.", hint="create it, or choose another one")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write into '{folder}': permission denied.", hint="choose another folder")
 
 
 @contextmanager
@@ -52,7 +63,7 @@ def staged(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(
             f"cannot write into '{folder}': {error.strerror or error}.",
-            hint="create the folder, or choose another one with -o",
+            hint="choose another folder",
         ) from error
     try:
         yield staging
@@ -60,7 +71,7 @@ def staged(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(
             f"cannot write into '{folder}': {error.strerror or error}; nothing was written.",
-            hint="free some space or choose another folder with -o",
+            hint="free some space, or choose another folder",
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -71,7 +82,7 @@ def _move_all(staging: Path, folder: Path) -> None:
     names = sorted(path.name for path in staging.iterdir())
     for name in names:
         if (folder / name).is_dir():
-            raise OutputError(f"cannot write '{folder / name}': it is a folder.", hint="choose another name with -o")
+            raise OutputError(f"cannot write '{folder / name}': it is a folder.", hint="choose another name")
     replaced = staging / "replaced"
     replaced.mkdir()
     moved: list[str] = []

@@ -99,6 +99,8 @@ def from_json(data: object, path: str) -> Plan:
     top = Fields(data, path, MALFORMED)
     if top.integer("format") != FORMAT:
         raise PlanError(f"{path}: format {top.integer('format')} is not known.", hint=f"this version reads format {FORMAT}")
+    if "source_sha256" not in top.names() and "verify" in top.names():
+        raise PlanError(f"{path} is a report, not a plan.", hint="the plan is the .plan.json beside it")
     budget = top.inner("budget")
     plan = Plan(
         source_sha256=top.string("source_sha256"),

@@ -89,9 +89,9 @@ def difference(step: Step, done: Finished) -> str | None:
 
 
 def comparable(line: str) -> str:
-    """Return the line without padding, and with # for rounding errors."""
+    """Return the line without padding, and with # for rounding errors: what is below 1e-04."""
     line = re.sub(r"([━─])\1+", r"\1", " ".join(line.split()))
-    return re.sub(r"\d\.\d+e[+-]\d+", "#", line)
+    return re.sub(r"\d\.\d+e-(0[5-9]|[1-9]\d)", "#", line)
 
 
 def _same(shown: str, printed: str, tolerance: float) -> bool:

@@ -811,3 +811,54 @@ def test_verify_refuses_models_with_different_inputs_or_outputs() -> None:
 @pytest.mark.parametrize("samples", ["0", "-3"])
 def test_verify_refuses_to_compare_nothing(samples: str) -> None:
     refuse(f"verify good.onnx good.onnx --samples {samples}", f"--samples {samples}")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mask good.onnx plan.json -o plan.json",
+        "apply good.onnx plan.json -o plan.json",
+        "plan good.onnx --group-config plan.json -o plan.json",
+        "compress good.onnx --group-config out.plan.json -o out.onnx",  # the plan of the result goes there
+        "compress good.onnx --groups 2 --calib data.npz -o data.npz",
+        "bench good.onnx --runner ort-cpu --timing-out good.onnx",
+        "bench other.onnx good.2.onnx --runner ort-cpu --timing-out good.onnx",
+        "export good.onnx --target tensorrt -o good.onnx",
+        "report out.report.json -o out.report.json",
+    ],
+)
+def test_a_result_never_replaces_what_it_is_made_from(command: str, folder: Path) -> None:
+    before = listing(folder)
+    finished = gconv(*command.split())
+    assert finished.code == 2
+    assert "would overwrite the" in finished.err
+    assert listing(folder) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan missing.onnx --groups 2 -o no/such/out.json",
+        "compress missing.onnx --groups 2 -o no/such/out.onnx",
+        "mask missing.onnx plan.json -o no/such/out.onnx",
+        "apply missing.onnx plan.json -o no/such/out.onnx",
+        "bench missing.onnx --runner ort-cpu --timing-out no/such/out.json",
+        "bench missing.onnx --runner ort-cpu --sweep --timing-out no/such/out.json",
+        "report missing -o no/such/out.html",
+    ],
+)
+def test_where_the_result_goes_is_checked_before_anything_is_read(command: str) -> None:
+    refuse(command, "cannot write into 'no/such': there is no such folder.")
+
+
+def test_a_report_is_not_taken_for_a_plan() -> None:
+    assert gconv("compress", "good.onnx", "--groups", "2", "-o", "out.onnx").code == 0
+    refuse("mask good.onnx out.report.json -o masked.onnx", "out.report.json is a report, not a plan.")
+
+
+def test_masking_another_model_than_was_planned_is_told() -> None:
+    other = conv_net()
+    other.producer_name = "somebody else"
+    save(other, Path("other.onnx"))
+    assert "warning: 'other.onnx' is not the model that was planned" in succeed("mask other.onnx plan.json -o out.onnx")
+    assert "warning" not in succeed("mask good.onnx plan.json -o out.onnx")

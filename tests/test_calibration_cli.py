@@ -120,6 +120,14 @@ def test_calib_samples_are_the_first_ones() -> None:
     assert (report("a")["recovery"]["samples"], report("c")["recovery"]["samples"]) == (20, 60)
 
 
+def test_that_samples_are_few_is_told() -> None:
+    np.savez("many.npz", image=np.random.default_rng(1).standard_normal((100, 3, 8, 8)).astype(np.float32))
+    command = ("compress", "net.onnx", "--groups", "2", "-o", "small.onnx", "--calib")
+    few, many = (gconv(*command, data) for data in ("calib.npz", "many.npz"))
+    assert "warning: fitted to 60 samples, so few that the weights may suit these and no others" in few.err
+    assert "warning" not in many.err
+
+
 def test_labels_of_calibration_data_are_not_looked_at() -> None:
     np.savez("labelled.npz", image=IMAGES, labels=np.full(60, 99))  # the model has 4 classes
     assert compress("--groups", "2", output="a.onnx").code == 0

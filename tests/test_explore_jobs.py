@@ -119,6 +119,8 @@ def test_the_first_point_is_the_model_as_it_is(here: Path) -> None:
 def test_evaluation_alone_needs_no_calibration_and_plans_alone_leave_no_models(here: Path) -> None:
     points = explore("--eval", "unlabelled.npz")["points"]
     assert [point["model"] for point in points] == [f"{name}.onnx" for name in NAMES]
+    for path in Path("sweep").glob("*.onnx"):  # or they would have to be kept
+        path.unlink()
     Path("sweep/point-of-interest.txt").write_text("mine")
     for plan, point in zip(explore()["points"], points, strict=True):
         assert point["groups"] == plan["groups"]
@@ -128,6 +130,17 @@ def test_evaluation_alone_needs_no_calibration_and_plans_alone_leave_no_models(h
         assert plan["model"] is None
     left = sorted(path.name for path in Path("sweep").glob("point-*"))
     assert left == [*(f"{name}.plan.json" for name in NAMES), "point-of-interest.txt"]
+
+
+@pytest.mark.parametrize("file", ["point-00.onnx", "point-03.onnx", "point-01.tuned.onnx"])
+def test_models_that_an_exploration_would_remove_and_not_replace_are_kept_and_it_is_refused(file: str, here: Path) -> None:
+    Path("sweep").mkdir()
+    Path("sweep", file).write_text("took hours")
+    before = listing(Path("sweep"))
+    done = run() if file == "point-00.onnx" else run(*FLAGS)  # plans alone have no models
+    assert done.code == 1
+    assert f"'sweep' has models of another exploration, which this one would remove: {file}." in done.err
+    assert listing(Path("sweep")) == before
 
 
 def times(folder: str) -> dict[str, int]:

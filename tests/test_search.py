@@ -79,7 +79,7 @@ def test_the_refusal_names_a_range_that_is_feasible() -> None:
         ("1.9G", 0, 1_900_000_000),
         ("300M", 0, 300_000_000),
         ("5k", 0, 5000),
-        ("12", 0, 12),
+        ("1200", 0, 1200),
         (" .5 % ", 1000, 5),
     ],
 )
@@ -91,6 +91,13 @@ def test_budgets_are_read_as_people_write_them(text: str, whole: int, amount: in
 def test_what_is_not_a_budget_is_refused(text: str) -> None:
     with pytest.raises(BudgetError, match="is not a budget"):
         parse_limit(text)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("50", "50%"), ("0.5", "50%"), ("1", "100%")])
+def test_a_share_without_its_percent_sign_is_refused_with_what_was_meant(text: str, meant: str) -> None:
+    with pytest.raises(BudgetError) as refusal:
+        parse_limit(text)
+    assert refusal.value.hint.endswith(meant)
 
 
 def test_flops_are_two_macs_and_the_tighter_limit_holds() -> None:

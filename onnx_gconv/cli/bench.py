@@ -68,7 +68,10 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.sweep:
         if args.timing_out is None or args.runner == "tensorrt-rtx":
             parser.error("--sweep needs --timing-out FILE, and a runner that runs")
+        options.check_outputs(args, parser, args.timing_out)
         return _sweep(args, host_of(args), story)
+    if args.timing_out is not None:
+        options.check_outputs(args, parser, *_numbered(args.timing_out, len(args.models)))
     with tempfile.TemporaryDirectory() as scratch:
         timings = measured(args, host_of(args), Path(scratch), story)
     for text in dict.fromkeys(warning for timing in timings for warning in timing.warnings):
@@ -168,11 +171,16 @@ def _write(first: Path, timings: "list[Timing]") -> list[Path]:
     from onnx_gconv.deploy.timing_file import to_json
     from onnx_gconv.files import staged
 
-    names = [first.name, *(f"{first.stem}.{number}{first.suffix}" for number in range(2, len(timings) + 1))]
+    files = _numbered(first, len(timings))
     with staged(first.parent) as staging:
-        for name, timing in zip(names, timings, strict=True):
-            (staging / name).write_text(to_json(timing), encoding="utf-8")
-    return [first.with_name(name) for name in names]
+        for file, timing in zip(files, timings, strict=True):
+            (staging / file.name).write_text(to_json(timing), encoding="utf-8")
+    return files
+
+
+def _numbered(first: Path, count: int) -> list[Path]:
+    """Return where so many timings go."""
+    return [first, *(first.with_name(f"{first.stem}.{number}{first.suffix}") for number in range(2, count + 1))]
 
 
 def _rows(timings: "list[Timing]") -> list[dict[str, object]]:

@@ -79,7 +79,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
     requests = options.requests(args)
     output: Path = args.output or default_output(args.model)
-    options.refuse_overwriting(args, output, parser)
+    options.check_outputs(args, parser, output, *_beside(output))
     story, started = Story(args), time.perf_counter()
     source = open_source(args)
     network = read_network(source, story)
@@ -123,6 +123,11 @@ def _make(
     return Made(attempt, rewritten, recovery, evaluation, seconds)
 
 
+def _beside(output: Path) -> tuple[Path, Path]:
+    """Return where the plan and the report of a model go."""
+    return output.with_name(f"{output.stem}.plan.json"), output.with_name(f"{output.stem}.report.json")
+
+
 def _write(made: Made, source: Source, network: "Network", output: Path) -> "tuple[Outcome, str, list[Path]]":
     """Write the model, its plan and its report, all or nothing; return what was reported, the report's text, and the files."""
     from onnx_gconv.files import staged
@@ -130,7 +135,7 @@ def _write(made: Made, source: Source, network: "Network", output: Path) -> "tup
     from onnx_gconv.plan import to_json as plan_json
     from onnx_gconv.report.record import to_json as report_json
 
-    plan_file, report_file = (f"{output.stem}.{kind}.json" for kind in ("plan", "report"))
+    plan_file, report_file = (path.name for path in _beside(output))
     with staged(output.parent) as staging:
         size = save(made.rewritten.grouped, staging / output.name, external_data=source.has_external_data)
         outcome = _outcome(made, source, network, output, size)

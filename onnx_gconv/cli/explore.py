@@ -65,6 +65,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     has_jobs = _check(args, parser)
     request = options.request(args)
+    from onnx_gconv.explore.folder import require_kept
     from onnx_gconv.explore.point import exploration_json
     from onnx_gconv.files import locked, make_folder, write_text
     from onnx_gconv.model.file import sha256
@@ -84,6 +85,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     text, points = "", list["Point"]()
     try:
         with locked(folder):
+            require_kept(folder, args.points, has_models=has_jobs, has_tuned=args.finetune is not None)
             with story.progress("solving") as progress:
                 prepared = prepare_resumable(source.model, network, request, sha256=digest, folder=folder, progress=progress)
             for points in exploring.made(prepared, calibration, digest) if has_jobs else exploring.planned(prepared, digest):
@@ -100,9 +102,9 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         from onnx_gconv.report.tables import print_exploration
 
         print_exploration(points, network, args.by)
-    written = f"{len(points)} plans{' and models' * has_jobs}, explore.json{''.join(f', {path.name}' for path in pictures)}"
     if points:
-        story.tell(f"wrote {written} into {folder}")
+        made = f"{len(points)} plan{'s' * (len(points) > 1)}{' and models' * has_jobs}"
+        story.tell(f"wrote {', '.join([made, 'explore.json', *(path.name for path in pictures)])} into {folder}")
     exploring.require_all()
     return 0
 

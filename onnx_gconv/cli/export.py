@@ -31,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.batch is not None and args.input_shape:
         parser.error("--input-shape gives the batch, too: leave out --batch")
-    options.refuse_overwriting(args, args.output, parser)
+    options.check_outputs(args, parser, args.output)
     from onnx_gconv.cli.source import open_source
     from onnx_gconv.deploy.exporting import batch_shapes, export
     from onnx_gconv.deploy.opset import standard_opset

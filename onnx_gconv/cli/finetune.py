@@ -94,7 +94,7 @@ def add_device(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
 
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    options.refuse_overwriting(args, args.output, parser)
+    options.check_outputs(args, parser, args.output)
     require_torch("finetune")
     from onnx_gconv.torch.team import assembled
 

@@ -17,6 +17,7 @@ Make a trained CNN smaller: turn its convolutions into group convolutions, strai
 
   onnx-gconv inspect  model.onnx                     what can be grouped, and what it costs now
   onnx-gconv compress model.onnx --max-flops 50%     the whole job: plan, group, verify, write, report
+  onnx-gconv compress model.onnx --max-flops 50% --calib images.npz     and fit the weights that are left: no labels, no training
 
 or step by step, with files to look at and edit in between:
 

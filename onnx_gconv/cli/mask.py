@@ -28,14 +28,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    options.refuse_overwriting(args, args.output, parser)
-    from onnx_gconv.model.file import save_atomically
+    options.check_outputs(args, parser, args.output)
+    from onnx_gconv.model.file import save_atomically, sha256
     from onnx_gconv.plan import read_plan
     from onnx_gconv.rewrite.mask import dropped_share, mask
 
     story = Story(args)
     plan = read_plan(args.plan)
     source = open_source(args)
+    if sha256(source.path) != plan.source_sha256:
+        story.warn(f"'{source.path}' is not the model that was planned; its layers have the same names and shapes")
     rewritten = rewrite(source, plan, args, story, tensor_shapes(source))
     files = save_atomically(mask(source.model, plan), args.output, external_data=source.has_external_data)
     story.wrote(

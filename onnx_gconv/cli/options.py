@@ -12,6 +12,21 @@ if TYPE_CHECKING:
     from onnx_gconv.data.preprocessing import Preprocessing, Size
     from onnx_gconv.planning.request import Request
 
+# Arguments that name what a command reads, and what that is.
+READ = {
+    "model": "model",
+    "models": "model",
+    "plan": "plan",
+    "results": "report",
+    "teacher": "teacher",
+    "group_config": "configuration",
+    "timing": "table of times",
+    "calib": "data",
+    "data": "data",
+    "eval": "data",
+    "finetune": "data",
+    "refine_data": "data",
+}
 DATA_HELP = (
     "an .npz file with an array for each model input, by its name, samples first, preprocessed, and optionally 'labels'; or a "
     "folder of images, with a sub-folder for each class where labels are needed; or package.module:function, which returns "
@@ -331,10 +346,19 @@ def _positive_numbers(text: str) -> tuple[float, ...]:
     return numbers
 
 
-def refuse_overwriting(args: argparse.Namespace, output: Path, parser: argparse.ArgumentParser) -> None:
-    """Leave with a usage error when the result would replace the model it is made from."""
-    if output.resolve() == args.model.resolve():
-        parser.error(f"-o {output} would overwrite the model itself")
+def check_outputs(args: argparse.Namespace, parser: argparse.ArgumentParser, *outputs: Path) -> None:
+    """Refuse, before any work, results that cannot be written, and those that would replace what they are made from."""
+    from onnx_gconv.files import require_writable
+
+    given = vars(args)
+    for output in outputs:
+        for name in READ:
+            values = given.get(name)
+            for path in values if isinstance(values, list) else [values]:
+                if path is not None and output.resolve() == Path(path).resolve():
+                    what = "the model itself" if name in ("model", "models") else f"the {READ[name]} that it is made from"
+                    parser.error(f"{output} would overwrite {what}")
+        require_writable(output)
 
 
 def _regex(text: str) -> str:

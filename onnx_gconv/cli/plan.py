@@ -53,7 +53,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_choosing(args, parser)
     requests = options.requests(args)
-    options.refuse_overwriting(args, args.output, parser)
+    if str(args.output) != "-":
+        options.check_outputs(args, parser, args.output)
     check_refining(args, parser)
     if args.refine_steps is not None:
         require_torch("--refine-steps")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from onnx_gconv.recover.guide import CalibratedGuide
     from onnx_gconv.recover.recovery import Recovery
 
+FEW_SAMPLES = 100
+
 
 def open_calibration(source: Source, args: argparse.Namespace) -> "Calibration | None":
     """Return the samples that --calib names."""
@@ -64,4 +66,9 @@ def recovered(
     effort = Effort(seed=args.seed, jobs=args.jobs)
     with story.progress("recovering") as progress:
         model, recovery = recover(source.model, plan, calibration, effort=effort, progress=progress)
+    if recovery.samples < FEW_SAMPLES:
+        story.warn(
+            f"fitted to {recovery.samples} samples, so few that the weights may suit these and no others: the output error cannot "
+            "tell, `evaluate` on other samples can"
+        )
     return replace(source, model=model), recovery

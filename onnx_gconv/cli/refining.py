@@ -62,7 +62,7 @@ def check_refining(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
     if args.calib is not None:
         parser.error("--refine-steps takes its costs from the tuned weights: leave out --calib (`finetune` has it for the start)")
     if args.refined is not None:
-        options.refuse_overwriting(args, args.refined, parser)
+        options.check_outputs(args, parser, args.refined)
 
 
 def refine(

@@ -1,6 +1,7 @@
 """`report`: the results of other commands as one HTML page."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from onnx_gconv.cli import options
@@ -37,10 +38,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--point", type=options.natural, metavar="N", help="show point N of the exploration layer by layer, and mark it"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=partial(run, parser))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    options.check_outputs(args, parser, args.output)
     _require_matplotlib()
     from onnx_gconv.files import staged
     from onnx_gconv.report.page.collection import collect

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnx_gconv.errors import OutputError
 from onnx_gconv.explore.doing import OUTCOME
-from onnx_gconv.explore.job import Job
+from onnx_gconv.explore.job import Job, job_names
 from onnx_gconv.explore.point import Point
 from onnx_gconv.files import make_folder, staged, write_text
 from onnx_gconv.planning.trial import Costs
@@ -97,6 +97,19 @@ class Folder:
 
     def _settings_of(self, job: Job) -> object:
         return _plain({"budget": job.budget.as_dict(), **self._settings})
+
+
+def require_kept(folder: Path, points: int, *, has_models: bool, has_tuned: bool) -> None:
+    """Refuse a folder with models that an exploration of so many points would remove and not replace: they took long to make."""
+    ends = [".onnx"] * has_models + [".tuned.onnx"] * has_tuned
+    ours = {name + end for name in job_names(points) for end in ends}
+    lost = sorted(path.name for path in folder.glob("point-*.onnx") if OURS.fullmatch(path.name) and path.name not in ours)
+    if lost:
+        listed = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+        raise OutputError(
+            f"'{folder}' has models of another exploration, which this one would remove: {listed}.",
+            hint="choose another folder with -o, or delete these files",
+        )
 
 
 def _plain(value: object) -> object:

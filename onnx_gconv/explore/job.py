@@ -19,6 +19,12 @@ class Job:
     budget: Budget
 
 
+def job_names(count: int) -> list[str]:
+    """Return the names of so many jobs, point-00 and so on; in the order of their names they are in that of their budgets."""
+    width = max(2, len(str(count - 1)))
+    return [f"point-{number:0{width}}" for number in range(count)]
+
+
 @dataclass(frozen=True)
 class Calibrating:
     """The samples to recover on, and what the layers cost by them, where the search asks."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from onnx_gconv.explore.engine import TRIES, Engine
 from onnx_gconv.explore.folder import Folder
-from onnx_gconv.explore.job import Errand, Job
+from onnx_gconv.explore.job import Errand, Job, job_names
 from onnx_gconv.explore.point import Point
 from onnx_gconv.search.budget import Budget
 
@@ -22,8 +22,7 @@ class Failure:
 
 def jobs_for(budgets: Sequence[Budget]) -> list[Job]:
     """Return a job for each budget, named point-00 and so on."""
-    width = max(2, len(str(len(budgets) - 1)))
-    return [Job(f"point-{number:0{width}}", budget) for number, budget in enumerate(budgets)]
+    return [Job(name, budget) for name, budget in zip(job_names(len(budgets)), budgets, strict=True)]
 
 
 def run_jobs(errand: Errand, jobs: Sequence[Job], folder: Folder, engine: Engine) -> Iterator[Point | Failure]:

@@ -94,7 +94,7 @@ def print_outcome(outcome: Outcome) -> None:
     recovery = outcome.recovery
     if recovery is not None:
         table.add_row(
-            "output error", f"{recovery.output_error_before:.3f} masked", f"{recovery.output_error_after:.3f}", "after recovery"
+            "output error", f"{recovery.output_error_before:.3f} masked", f"{recovery.output_error_after:.3f}", "on fitted samples"
         )
     if outcome.evaluation is not None:
         for row in _accuracy_rows(outcome.evaluation):

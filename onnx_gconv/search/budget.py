@@ -32,7 +32,16 @@ def parse_limit(text: str) -> Limit:
     number, unit = float(match[1]), match[2].lower()
     if unit == "%":
         return Limit(text.strip(), number / 100, is_share=True)
+    if not unit and number <= 100:
+        raise BudgetError(
+            f"a budget of {text.strip()} leaves nothing of any model.", hint=f"a share has a percent sign: {_share(number)}"
+        )
     return Limit(text.strip(), number * SUFFIXES[unit], is_share=False)
+
+
+def _share(number: float) -> str:
+    """Return what a number without a unit was probably meant to be."""
+    return f"{100 * number if number <= 1 else number:g}%"
 
 
 def parse_latency(text: str) -> Limit:

@@ -150,7 +150,7 @@ def _before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
     if report.output_error is not None:
         found = (report.output_error.before, report.output_error.after)
         before, after = ("?" if value is None else f"{value:.3f}" for value in found)
-        rows.append(("output error", f"{before} masked", after, "after recovery"))
+        rows.append(("output error", f"{before} masked", after, "on fitted samples"))
     if report.accuracy is not None:
         for name, change in (("top-1", report.accuracy.top1), ("top-5", report.accuracy.top5)):
             if change.before is not None and change.after is not None:
