@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -76,14 +77,16 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         timings = measured(args, host_of(args), Path(scratch), story)
     for text in dict.fromkeys(warning for timing in timings for warning in timing.warnings):
         story.warn(text)
-    if args.timing_out is not None:
-        story.wrote(_write(args.timing_out, timings))
+    files = _write(args.timing_out, timings) if args.timing_out is not None else []
     if args.json:
         print(json.dumps({"format": 1, "runner": args.runner, "host": args.host, "models": _rows(timings)}, indent=1))
-        return 0
-    from onnx_gconv.report.tables import print_timings
+    else:
+        from onnx_gconv.report.tables import print_timings
 
-    print_timings(timings)
+        print_timings(timings)
+    if files:
+        sys.stdout.flush()
+        story.wrote(files)
     return 0
 
 
