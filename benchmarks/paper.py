@@ -5,7 +5,7 @@
 Sections: counts (Tables 1 and 2), weights and matrices (Figure 5), configurations (Figure 6), heuristic (Table 3), page.
 Every step is a line of benchmarks/paper.jsonl; one that is there is not run again, and `page` makes docs/paper.md and its
 pictures of the lines alone. Needs ../shared and Pillow; `heuristic`, and `counts` for models that --arch lacks, PyTorch.
-All of it takes about 20 minutes of one core.
+All of it takes about 25 minutes of one core.
 """
 
 import argparse
@@ -155,7 +155,7 @@ def compressed(args: argparse.Namespace, flags: tuple[str, ...]) -> Result:
     out = args.work / "compressed.onnx"
     report = json.loads(
         command(
-            *("compress", model_path(), *flags, "--calib", data["calibration"], "--effort", 0, "--jobs", 1),
+            *("compress", model_path(), *flags, "--calib", data["calibration"], "--jobs", 1),
             *("--eval", data["test"], "-o", out, "-q", "--json"),
         )
     )
