@@ -9,6 +9,8 @@ from pathlib import Path
 
 from onnx_gconv.errors import OutputError
 
+STAGING = ".onnx-gconv-"  # what a folder begins with that files are written into before they move where they belong
+
 
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it, unless it is there."""
@@ -59,7 +61,7 @@ def staged(folder: Path) -> Iterator[Path]:
     disk or Ctrl-C is met while staging, when there is still nothing to see.
     """
     try:
-        staging = Path(tempfile.mkdtemp(prefix=".onnx-gconv-", dir=folder))
+        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))
     except OSError as error:
         raise OutputError(
             f"cannot write into '{folder}': {error.strerror or error}.",

@@ -13,7 +13,7 @@ from onnx_gconv.errors import OutputError
 from onnx_gconv.explore.doing import OUTCOME
 from onnx_gconv.explore.job import Job, job_names
 from onnx_gconv.explore.point import Point
-from onnx_gconv.files import make_folder, staged, write_text
+from onnx_gconv.files import STAGING, make_folder, staged, write_text
 from onnx_gconv.planning.trial import Costs
 
 COSTS = "costs.json"
@@ -28,6 +28,7 @@ class Folder:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
         self._settings = settings
+        self._cut_short = list(path.glob(f"{STAGING}*"))  # by an earlier process that was killed while it wrote
 
     def finished(self, job: Job) -> Point | None:
         """Return the point if it was made with the same settings and its files are there."""
@@ -70,9 +71,9 @@ class Folder:
                 path.unlink()
 
     def drop_parts(self) -> None:
-        """Remove what unfinished jobs have left."""
-        for path in self.path.iterdir():
-            if UNFINISHED.fullmatch(path.name):
+        """Remove what unfinished jobs have left, and what an earlier process was writing when it was killed."""
+        for path in list(self.path.iterdir()):
+            if UNFINISHED.fullmatch(path.name) or path in self._cut_short:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _files(self, point: Point) -> list[str]:
