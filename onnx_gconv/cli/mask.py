@@ -36,9 +36,9 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     story = Story(args)
     plan = read_plan(args.plan)
     source = open_source(args)
+    rewritten = rewrite(source, plan, args, story, tensor_shapes(source))
     if sha256(source.path) != plan.source_sha256:
         story.warn(f"'{source.path}' is not the model that was planned; its layers have the same names and shapes")
-    rewritten = rewrite(source, plan, args, story, tensor_shapes(source))
     files = save_atomically(mask(source.model, plan), args.output, external_data=source.has_external_data)
     story.wrote(
         files,
