@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from onnx_gconv.cli import options
 from onnx_gconv.cli.attempting import Attempt, Attempts
 from onnx_gconv.cli.plan import predicted, searched
-from onnx_gconv.cli.recovering import open_calibration, recovered, with_strengths
+from onnx_gconv.cli.recovering import open_calibration, recovered, with_measured
 from onnx_gconv.cli.rewriting import rewrite
 from onnx_gconv.cli.source import Source, default_output, open_source, read_network
 from onnx_gconv.cli.story import Story
@@ -100,7 +100,7 @@ def _make(
     from onnx_gconv.data.open import open_data
 
     calibration = open_calibration(source, args)
-    requests = with_strengths(requests, source, network, calibration)
+    requests = with_measured(requests, source, network, calibration, story)
     judged = None if args.eval is None else open_data(args.eval, source.model, preprocessing=options.preprocessing(args))
     read_done = time.perf_counter()
     attempt = Attempts(source, network, args, story).first_good(requests, calibration)

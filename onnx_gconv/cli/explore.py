@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import finetune, options
 from onnx_gconv.cli.exploring import Exploring, require_engine
-from onnx_gconv.cli.recovering import open_calibration, with_strengths
+from onnx_gconv.cli.recovering import open_calibration, with_measured
 from onnx_gconv.cli.source import open_source, read_network
 from onnx_gconv.cli.stopping import STOPS
 from onnx_gconv.cli.story import Story
@@ -78,7 +78,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     calibration = open_calibration(source, args)
     exploring = Exploring(source, network, args, story)
     exploring.open_data()
-    [request] = with_strengths([request], source, network, calibration)
+    [request] = with_measured([request], source, network, calibration, story)
     folder: Path = args.output
     make_folder(folder)
     digest = sha256(source.path)

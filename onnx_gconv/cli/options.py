@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnx_gconv.cli.training import require_torch
+
 if TYPE_CHECKING:
     from onnx_gconv.data.preprocessing import Preprocessing, Size
     from onnx_gconv.planning.request import Request
@@ -180,10 +182,15 @@ def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
     how = parser.add_argument_group("method")
     how.add_argument(
         "--criterion",
-        choices=("l2", "l1", *(("activation",) if measured else ())),
+        choices=("l2", "l1", *(("taylor", "activation") if measured else ())),
         default="l2",
         help="importance of a kernel: its L2 norm (default, as in the paper), its L1 norm"
-        + (", or, with --calib, its L2 norm times the strength of its input" if measured else ""),
+        + (
+            "; with --calib also taylor, how far the outputs move without it, to first order (needs PyTorch), or activation, its "
+            "L2 norm times the strength of its input"
+            if measured
+            else ""
+        ),
     )
     how.add_argument(
         "--solver",
@@ -240,11 +247,13 @@ def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def check_measured(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Leave with a usage error when something is to be measured and there is no data."""
+    """Leave when something is to be measured and there is no data, or not what it takes."""
     if getattr(args, "calib", None) is None:
-        for flag, needs in (("cost", ("sensitivity", "trial")), ("criterion", ("activation",))):
+        for flag, needs in (("cost", ("sensitivity", "trial")), ("criterion", ("taylor", "activation"))):
             if getattr(args, flag) in needs:
                 parser.error(f"--{flag} {getattr(args, flag)} is measured on data: give --calib DATA")
+    if args.criterion == "taylor":
+        require_torch("--criterion taylor")
 
 
 def request(args: argparse.Namespace) -> "Request":

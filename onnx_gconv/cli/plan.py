@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx_gconv.cli import options
-from onnx_gconv.cli.recovering import guide, open_calibration, with_strengths
+from onnx_gconv.cli.recovering import guide, open_calibration, with_measured
 from onnx_gconv.cli.refining import add_refining, check_refining, refine
 from onnx_gconv.cli.source import Source, open_source, read_network
 from onnx_gconv.cli.story import Story
@@ -66,7 +66,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     source = open_source(args)
     network = read_network(source, story)
     calibration = open_calibration(source, args)
-    requests = with_strengths(requests, source, network, calibration)
+    requests = with_measured(requests, source, network, calibration, story)
     requests, gathers_ms = with_latencies(requests, source, network, args, story)
     if args.refine_steps is not None:
         planned = _refined(source, network, requests, args, story)

@@ -42,18 +42,31 @@ def guide(
     return CalibratedGuide(source.model, calibration, seed=args.seed, jobs=args.jobs, progress=progress)
 
 
-def with_strengths(
-    requests: "list[Request]", source: Source, network: "Network", calibration: "Calibration | None"
+def with_measured(
+    requests: "list[Request]", source: Source, network: "Network", calibration: "Calibration | None", story: Story
 ) -> "list[Request]":
-    """Return the requests with what --criterion activation needs to know of the layers' inputs."""
-    if requests[0].criterion != "activation":
+    """Return the requests with what --criterion activation or taylor has to know of the layers."""
+    first = requests[0]
+    if first.criterion not in ("activation", "taylor") or not network.layers:
         return requests
     assert calibration is not None  # or the flags were refused
-    from onnx_gconv.recover.activation import input_strengths
+    if first.criterion == "activation":
+        from onnx_gconv.recover.activation import input_strengths
 
-    found = input_strengths(source.model, network.layers, calibration.feeds(), jobs=requests[0].jobs)
-    strengths = {name: tuple(values.tolist()) for name, values in found.items()}
-    return [replace(request, input_strengths=strengths) for request in requests]
+        found = input_strengths(source.model, network.layers, calibration.feeds(), jobs=first.jobs)
+    else:
+        from onnx_gconv.torch.taylor import kernel_moves
+
+        with story.progress("gradients") as progress:
+            found = kernel_moves(
+                source.model,
+                network.layers,
+                calibration.feeds(),
+                shapes=source.given_shapes,
+                seed=first.seed,
+                on_batch=progress,
+            )
+    return [replace(request, measured=found) for request in requests]
 
 
 def recovered(

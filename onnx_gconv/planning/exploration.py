@@ -90,8 +90,10 @@ def prepare_resumable(
 
 def solution_settings(request: Request, sha256: str) -> dict[str, object]:
     """Return what the solutions depend on; the number of processes is not among it."""
-    strengths = json.dumps(dict(request.input_strengths)).encode()
-    measured = {"input_strengths": hashlib.sha256(strengths).hexdigest()} if request.input_strengths else {}
+    digest = hashlib.sha256()
+    for name, values in sorted(request.measured.items()):
+        digest.update(name.encode() + values.tobytes())
+    measured = {"measured": digest.hexdigest()} if request.measured else {}
     return {
         "format": 1,
         "source_sha256": sha256,

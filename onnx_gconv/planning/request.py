@@ -1,9 +1,12 @@
 """What the user asks of the planner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from onnx_gconv.search.budget import Limit
 from onnx_gconv.search.latency import LayerLatencies
@@ -29,7 +32,8 @@ class Request:
     min_group_channels: int = 1
     target: TargetName = "generic"
     criterion: Criterion = "l2"
-    input_strengths: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by layer, for criterion activation
+    # By layer, for the criteria that need data: activation, the strength of each input; taylor, the importance of each kernel.
+    measured: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     solver: Solver = field(default_factory=Solver)
     search: SearchName = "exact"
     cost: CostName = "log"

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Criterion = Literal["l2", "l1", "activation"]
+Criterion = Literal["l2", "l1", "taylor", "activation"]
 Matrix = NDArray[np.float64]
 
 
