@@ -1,8 +1,6 @@
 """Whether an imported module computes what ONNX Runtime computes, and where it first does not."""
 
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -48,24 +46,11 @@ def tensors_of(module: OnnxModule, feeds: Feeds, names: list[str]) -> dict[str, 
     was_training, device = module.training, next((p.device for p in module.parameters()), torch.device("cpu"))
     module.eval()
     try:
-        with torch.no_grad(), explained(), plain_algorithms():
+        with torch.no_grad(), explained():
             inputs = {name: to_computable(feeds[name]).to(device) for name in module.program.inputs}
             return module.run(inputs, names)
     finally:
         module.train(was_training)
-
-
-@contextmanager
-def plain_algorithms() -> Iterator[None]:
-    """Have Convs on the CPU computed as matrix products while this is open.
-
-    oneDNN and NNPACK are faster and round two to thirty times as much. Deep models amplify that (u2netp to 2e-4), and what is
-    to be compared is which function the module is, not how one of its kernels rounds.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about TF32, which is neither here nor changed
-        with torch.backends.mkldnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=False):
-            yield
 
 
 def to_computable(value: Result) -> torch.Tensor:
@@ -94,7 +79,7 @@ def _require_equal_nodes(module: OnnxModule, model: onnx.ModelProto, feeds: Feed
         known = parameters | {name: to_computable(values[name]) for name in values}
         for node in nodes:
             made = dict(known)
-            with explained(), plain_algorithms():
+            with explained():
                 run_node(node, made)
             read = max((_largest(known[name]) for name in reads(node) if name), default=0.0)
             for name in filter(None, node.outputs):
