@@ -102,9 +102,7 @@ def sections(most_samples: int) -> dict[str, list[Row]]:
         "What the search minimises": [Row(*asked, cost=cost) for asked in both for cost in costs],
         "Partitions: one for each Conv, or shared": [Row(*asked, gathers=order) for asked in folded for order in orders],
         "Beyond CIFAR: distance to the dense model": [
-            Row(model, ELSEWHERE_BUDGET, cost=cost, samples=ELSEWHERE_SAMPLES)
-            for model in ELSEWHERE
-            for cost in ("trial", "sensitivity", "log")
+            Row(model, ELSEWHERE_BUDGET, cost=cost, samples=ELSEWHERE_SAMPLES) for model in ELSEWHERE for cost in costs
         ],
     }
     return {

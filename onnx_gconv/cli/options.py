@@ -163,6 +163,13 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
 
 def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
     """Add the flags that say which layers to group and how to solve and search; `measured` where there may be --calib."""
+    _add_layers(parser)
+    _add_solving(parser, measured=measured)
+    add_jobs(parser)
+    add_seed(parser)
+
+
+def _add_layers(parser: argparse.ArgumentParser) -> None:
     layers = parser.add_argument_group("layers")
     layers.add_argument("--include", type=_regex, metavar="REGEX", help="group only layers whose layer or node name matches")
     layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="leave layers whose layer or node name matches")
@@ -179,6 +186,9 @@ def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
         help="offer only groups of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there (default generic: any; "
         "with --timing the device that was measured)",
     )
+
+
+def _add_solving(parser: argparse.ArgumentParser, *, measured: bool) -> None:
     how = parser.add_argument_group("method")
     how.add_argument(
         "--criterion",
@@ -232,8 +242,6 @@ def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
         "residual stream, Gathers only inside blocks; none: no Gather (default: free for target generic, else the first of none, "
         "shared, free that meets the budget)",
     )
-    add_jobs(parser)
-    add_seed(parser)
 
 
 def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

@@ -128,43 +128,33 @@ def feasible_plans(
 
     Under a budget of time all ways of Gathers compete, since each one's time is predicted: the one of least cost comes first.
     """
-    plans = _feasible_plans(source, network, requests, story, progress, guide=guide, gathers_ms=gathers_ms)
-    if "max_latency_ms" in requests[0].limits:
-        yield from sorted(plans, key=lambda planned: planned.found.cost if planned.found is not None else 0.0)
-    else:
-        yield from plans
-
-
-def _feasible_plans(
-    source: Source,
-    network: "Network",
-    requests: "list[Request]",
-    story: Story,
-    progress: "Progress",
-    *,
-    guide: "Guide | None",
-    gathers_ms: "GathersMs | None",
-) -> "Iterator[Planned]":
     from onnx_gconv.errors import BudgetError, ModelError
     from onnx_gconv.model.file import sha256
     from onnx_gconv.planning.planner import make_plan
 
     digest = sha256(source.path)
-    failure: BudgetError | ModelError | None = None
-    found = 0
-    for request in requests:
-        try:
-            planned = make_plan(
-                source.model, network, request, sha256=digest, progress=progress, gathers_ms=gathers_ms, guide=guide
-            )
-        except (BudgetError, ModelError) as error:
-            story.detail(f"with --gathers {request.gathers}: {error}")
-            failure = error
-            continue
-        found += 1
-        yield planned
-    if failure is not None and not found:
-        raise failure
+
+    def plans() -> "Iterator[Planned]":
+        failure: BudgetError | ModelError | None = None
+        found = 0
+        for request in requests:
+            try:
+                planned = make_plan(
+                    source.model, network, request, sha256=digest, progress=progress, gathers_ms=gathers_ms, guide=guide
+                )
+            except (BudgetError, ModelError) as error:
+                story.detail(f"with --gathers {request.gathers}: {error}")
+                failure = error
+                continue
+            found += 1
+            yield planned
+        if failure is not None and not found:
+            raise failure
+
+    if "max_latency_ms" in requests[0].limits:
+        yield from sorted(plans(), key=lambda planned: planned.found.cost if planned.found is not None else 0.0)
+    else:
+        yield from plans()
 
 
 def searched(found: "Found") -> str:
