@@ -218,16 +218,17 @@ def test_one_step_is_that_of_sgd_by_hand() -> None:
         assert torch.allclose(value, before[name] - 0.05 * 1.9 * gradient, rtol=1e-4, atol=1e-6), name
 
 
-def test_landmarks_are_weighed_against_the_distance_of_the_outputs() -> None:
+@pytest.mark.parametrize(("epoch", "left"), [(1, 1.0), (4, 0.5)])
+def test_landmarks_are_weighed_against_the_distance_of_the_outputs_and_less_as_the_rate_falls(epoch: int, left: float) -> None:
     run = training(distill=1.0, epochs=6, lr=0.1)
     names = tuple(run.landmarks)
     first = run.spool.take(run.split.train[:8]).inputs  # a batch of them
-    run._weigh_landmarks()
+    run._weigh_landmarks(epoch)
     with torch.no_grad():
         (ours, inside), (theirs, wanted) = (WithLandmarks(module.eval(), names)(**first) for module in (run.module, run.teacher))
         marks = [Landmark(*each) for each in zip(inside, wanted, run.landmarks.values(), strict=True)]
         outputs, all_of_it = (float(run.loss(ours, theirs, None, some)) for some in ([], marks))
-    assert all_of_it == pytest.approx((1 + LANDMARKS) * outputs, rel=1e-4)
+    assert all_of_it == pytest.approx((1 + left * LANDMARKS) * outputs, rel=1e-4)
     # Each counts by its error relative to what it varies.
     relative = {
         name: weight * float(value.var(correction=0)) for (name, weight), value in zip(run.landmarks.items(), wanted, strict=True)

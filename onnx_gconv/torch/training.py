@@ -117,7 +117,7 @@ class Training:
         """Train for one epoch, counted from 1, and return what it came to."""
         started = time.perf_counter()
         total, right, seen, lr = 0.0, 0, 0, 0.0
-        self._weigh_landmarks()
+        self._weigh_landmarks(epoch)
         self.module.train()
         for step, samples in enumerate(self._batches(epoch)):
             done = (epoch - 1) * self.steps + step
@@ -209,8 +209,10 @@ class Training:
             found: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = WithLandmarks(self.teacher, names)(**samples.inputs)
         return found
 
-    def _weigh_landmarks(self) -> None:
+    def _weigh_landmarks(self, epoch: int) -> None:
         """Set what each landmark counts: the same for all, relative to how much it varies, and in proportion to the outputs.
+
+        They show the way, and count less as the learning rate falls: where it ends, the outputs and the labels decide.
 
         All processes ask the same samples, so that they agree, and a training that is resumed asks them again.
         """
@@ -224,7 +226,8 @@ class Training:
         assert teacher is not None
         spreads = [float(value.float().var(correction=0)) for value in wanted]
         errors = [float(nn.functional.mse_loss(*pair)) / spread for *pair, spread in zip(inside, wanted, spreads, strict=True)]
-        whole = LANDMARKS * float(self.loss.distance(outputs, teacher)) / max(sum(errors), SMALLEST_ERROR)
+        left = factor(self.settings.schedule, (epoch - 1) / self.settings.epochs)
+        whole = left * LANDMARKS * float(self.loss.distance(outputs, teacher)) / max(sum(errors), SMALLEST_ERROR)
         self.landmarks = {name: whole / spread for name, spread in zip(self.landmarks, spreads, strict=True)}
 
     def _landmarks(self) -> dict[str, float]:
