@@ -23,12 +23,18 @@ def make_folder(folder: Path) -> None:
 def require_writable(path: Path) -> None:
     """Refuse a file that could not be written: whoever is to write it will have worked for long by then."""
     folder = path.parent
-    if path.is_dir():
-        raise OutputError(f"cannot write '{path}': it is a folder.", hint="choose another name")
+    _require_replaceable(path)
     if not folder.is_dir():
         raise OutputError(f"cannot write into '{folder}': there is no such folder.", hint="create it, or choose another one")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"cannot write into '{folder}': permission denied.", hint="choose another folder")
+
+
+def _require_replaceable(path: Path) -> None:
+    """Refuse a name at which there is something else than a file: a device, say, which a rename would do away with."""
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device or pipe"
+        raise OutputError(f"cannot write '{path}': it is {what}.", hint="choose another name")
 
 
 @contextmanager
@@ -83,8 +89,7 @@ def _move_all(staging: Path, folder: Path) -> None:
     """Move every file of `staging` into `folder`, or put everything back as it was."""
     names = sorted(path.name for path in staging.iterdir())
     for name in names:
-        if (folder / name).is_dir():
-            raise OutputError(f"cannot write '{folder / name}': it is a folder.", hint="choose another name")
+        _require_replaceable(folder / name)
     replaced = staging / "replaced"
     replaced.mkdir()
     moved: list[str] = []

@@ -212,6 +212,11 @@ def _dangling_weight(model: onnx.ModelProto) -> None:
     model.graph.node[2].input[1] = "nowhere"
 
 
+def _made_twice(model: onnx.ModelProto) -> None:
+    model.graph.node[3].output[0] = "c2"
+    model.graph.node[4].input[0] = "c2"
+
+
 @each_rewriting
 @pytest.mark.parametrize(
     "spoil",
@@ -224,6 +229,7 @@ def _dangling_weight(model: onnx.ModelProto) -> None:
         _zero_groups,
         _wrong_groups,
         _dangling_weight,
+        _made_twice,
     ],
 )
 def test_a_malformed_graph_is_refused(command: str, spoil: Callable[[onnx.ModelProto], None]) -> None:
@@ -377,6 +383,17 @@ def test_an_output_path_that_is_a_folder_is_refused(name: str, taken: str) -> No
     Path(taken).mkdir()
     Path(taken, "precious.txt").write_text("keep me")
     refuse(WRITING[name].format("out"), taken, "it is a folder")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@each_writing
+def test_a_pipe_is_not_replaced_by_a_file(command: str) -> None:
+    for name in ("out.json", "out.onnx", "out"):
+        os.mkfifo(name)
+    done = gconv(*command.format("out").split())
+    assert done.code == 1
+    assert "it is a device or pipe" in done.err
+    assert all(Path(name).is_fifo() for name in ("out.json", "out.onnx", "out"))
 
 
 def _fail_with(error: BaseException, *, calls_before: int = 0, real: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -825,6 +842,8 @@ def test_verify_refuses_to_compare_nothing(samples: str) -> None:
         "bench other.onnx good.2.onnx --runner ort-cpu --timing-out good.onnx",
         "export good.onnx --target tensorrt -o good.onnx",
         "report out.report.json -o out.report.json",
+        "report . -o plan.json",
+        "report . -o good.onnx",
     ],
 )
 def test_a_result_never_replaces_what_it_is_made_from(command: str, folder: Path) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from tiny import conv_net, from_text, get_tensor
 
 from onnx_gconv.errors import DataError
+from onnx_gconv.recover.normal import Sums, add_up
 from onnx_gconv.recover.reconstruct import Effort, plan_sites
 from onnx_gconv.recover.sensitivity import sensitivities
 from onnx_gconv.solve.grouping import Grouping
@@ -105,6 +106,18 @@ def test_samples_that_make_an_activation_infinite_are_refused_by_the_layers_name
     halves = {("y", 2): Grouping(2, np.arange(4), np.arange(4), 0.5)}
     with pytest.raises(DataError, match="'y'"):
         sensitivities(dense, dense, halves, [{"x": images}], probes=1, effort=Effort(), progress=lambda *_: None)
+
+
+def test_sums_of_both_infinities_are_nan_without_a_warning() -> None:
+    """Numbers too large to square are refused in one sentence, with no warning of NumPy's before it."""
+    one, other = (Sums(1, *(np.full((1,) * rank, sign * np.inf) for rank in (2, 2, 3, 3, 2))) for sign in (1, -1))
+    assert np.isnan(add_up([one, other]).uu).all()
+
+
+def test_samples_too_large_to_square_are_refused() -> None:
+    dense = from_text("m (float[N,4,6,6] x) => (float[N,4,6,6] y) { y = Conv (x, w, b) }", w=normal(4, 4, 1, 1), b=normal(4))
+    with pytest.raises(DataError, match="too large to square"):
+        recover(dense, plan_of(), [{"x": 1e30 * IMAGES}])
 
 
 def test_a_shared_weight_that_is_masked_in_two_ways_is_fitted_in_two_ways() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 
+PAGES = (".html", ".htm")
 TEACH = """\
 Make one HTML page of what the other commands have written, with charts and tables: costs before and after, groups and kept
 share of each layer, importance matrices before and after the permutation, MACs and milliseconds, Gathers and why they are
@@ -43,6 +44,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_outputs(args, parser, args.output)
+    if args.output.exists() and args.output.suffix not in PAGES:
+        parser.error(f"the page would overwrite the file {args.output}, which is none")
     _require_matplotlib()
     from onnx_gconv.files import staged
     from onnx_gconv.report.page.collection import collect

@@ -137,7 +137,8 @@ class Constants:
         try:
             return np.asarray(next(iter(ReferenceEvaluator(piece).run([name], {}))))
         except Exception as error:  # the evaluator raises whatever NumPy or its op raised
-            raise ModelError(f"the constant {name!r} cannot be folded: {error}.", hint="simplify the model first") from error
+            why = " ".join(str(error).split())[:200]  # some tell the whole graph
+            raise ModelError(f"the constant {name!r} cannot be folded: {why}.", hint="simplify the model first") from error
 
 
 def _foldable(node: onnx.NodeProto) -> bool:

@@ -65,7 +65,12 @@ def load_with_data_files(path: Path) -> tuple[onnx.ModelProto, tuple[Path, ...]]
 
 def _require_sound(model: onnx.ModelProto, path: Path) -> None:
     """Refuse graphs that no runtime would take, so that nothing after this has to think of them."""
+    made: set[str] = set()
     for node in model.graph.node:
+        twice = made & set(node.output) - {""}
+        if twice:
+            raise ModelError(f"'{path}': two nodes make the tensor {min(twice)!r}.", hint="the graph is malformed: export it again")
+        made.update(node.output)
         inputs, outputs = LEAST_ARITY.get(node.op_type, (0, 1))
         if node.domain in ("", "ai.onnx") and (len(node.input) < inputs or len(node.output) < outputs):
             name = node.name or (node.output[0] if node.output else "")

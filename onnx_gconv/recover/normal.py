@@ -68,8 +68,9 @@ class Sums:
 
     def __iadd__(self, other: "Sums") -> "Sums":
         self.count += other.count
-        for name in ("u", "t", "uu", "ut", "tt"):
-            getattr(self, name).__iadd__(getattr(other, name))
+        with np.errstate(invalid="ignore", over="ignore"):  # as in `sums`
+            for name in ("u", "t", "uu", "ut", "tt"):
+                getattr(self, name).__iadd__(getattr(other, name))
         return self
 
 
