@@ -211,6 +211,14 @@ def test_apply_with_the_plan_and_the_data_of_compress_writes_the_same_model() ->
     assert Path("plain.onnx").read_bytes() != Path("small.onnx").read_bytes()
 
 
+def test_samples_that_are_all_the_same_are_told() -> None:
+    np.savez("same.npz", image=np.repeat(IMAGES[:1], 60, axis=0))
+    flags = ("apply", "net.onnx", "plan.json", "-o", "small.onnx", "--calib")
+    assert gconv("plan", "net.onnx", "--groups", "2", "-q", "-o", "plan.json").code == 0
+    assert "all the same" in gconv(*flags, "same.npz").err
+    assert "all the same" not in gconv(*flags, "calib.npz").err
+
+
 def test_that_nothing_is_verified_is_told_once_though_the_model_is_rewritten_twice() -> None:
     done = gconv("compress", "net.onnx", "--groups", "2", "--calib", "calib.npz", "--no-verify", "-o", "small.onnx")
     assert done.code == 0, done.err

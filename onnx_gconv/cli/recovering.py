@@ -79,9 +79,19 @@ def recovered(
     effort = Effort(seed=args.seed, jobs=args.jobs)
     with story.progress("recovering") as progress:
         model, recovery = recover(source.model, plan, calibration, effort=effort, progress=progress)
+    if _is_one_sample(calibration):
+        story.warn("the first samples are all the same: weights fitted to such data are of no use for any other")
     if recovery.samples < FEW_SAMPLES:
         story.warn(
             f"fitted to {recovery.samples} samples, so few that the weights may suit these and no others: the output error cannot "
             "tell, `evaluate` on other samples can"
         )
     return replace(source, model=model), recovery
+
+
+def _is_one_sample(calibration: "Calibration") -> bool:
+    """Return whether the first batch holds the same sample again and again: a sign of data that went wrong."""
+    if not calibration.is_shareable:
+        return False  # reading it once more may change what a function gives next
+    first = next(iter(calibration.feeds()))
+    return all(len(values) > 1 and bool((values == values[:1]).all()) for values in first.values())
