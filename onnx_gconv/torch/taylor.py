@@ -41,7 +41,7 @@ def kernel_moves(
         if layer.weight not in parameters:
             raise ModelError(
                 f"the weight of {layer.label!r} is not one that PyTorch can differentiate by.",
-                hint="--criterion l2 needs no gradients; or --exclude this layer",
+                hint="--criterion l2 needs no gradients",
             )
     weights = {layer.name: parameters[layer.weight] for layer in layers}
     generator = torch.Generator().manual_seed(seed)
