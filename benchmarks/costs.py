@@ -19,8 +19,8 @@ from oneshot_alternatives import with_fresh_statistics
 from onnx_gconv.model.file import load
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.planning.planner import plan_within, prepare, resolve_budget
-from onnx_gconv.planning.request import Request
+from onnx_gconv.pipeline.planner import plan_within, prepare, resolve_budget
+from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import observe_shapes
 from onnx_gconv.search.budget import parse_limit

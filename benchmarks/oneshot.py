@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
     from cifar_images import Images
 
-    from onnx_gconv.planning.request import CostName, GathersName
+    from onnx_gconv.pipeline.settings import CostName, GathersName
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 SEED = 0
@@ -144,11 +144,11 @@ def _compressed(row: Row, model: "onnx.ModelProto", data: "Images") -> "tuple[on
 
     from onnx_gconv.model.network import read
     from onnx_gconv.model.shapes import input_shapes
-    from onnx_gconv.planning.planner import make_plan, resolve_budget
-    from onnx_gconv.planning.request import Request
+    from onnx_gconv.pipeline.planner import make_plan, resolve_budget
+    from onnx_gconv.pipeline.settings import Request
     from onnx_gconv.recover.calibration import calibration
+    from onnx_gconv.recover.fitting import FitOptions
     from onnx_gconv.recover.guide import CalibratedGuide
-    from onnx_gconv.recover.reconstruct import Effort
     from onnx_gconv.recover.recovery import recover
     from onnx_gconv.rewrite.mask import mask
     from onnx_gconv.runtime import observe_shapes
@@ -160,7 +160,7 @@ def _compressed(row: Row, model: "onnx.ModelProto", data: "Images") -> "tuple[on
     network = read(model, input_shapes(model, {}), observe=observe_shapes)
     macs = network.count.macs
     assert macs is not None
-    samples, effort = calibration(data, model, row.samples), Effort(seed=SEED, jobs=JOBS)
+    samples, effort = calibration(data, model, row.samples), FitOptions(seed=SEED, jobs=JOBS)
     limits = {"max_macs": parse_limit(row.budget)}
     if row.method == "channels":
         most = resolve_budget(Request(limits=limits), network).max_macs
@@ -184,7 +184,7 @@ def _quiet(done: int, total: int, what: str) -> None: ...
 
 
 def _accuracy(model: "onnx.ModelProto", test: "Images") -> dict[str, Any]:
-    from onnx_gconv.evaluate import evaluate
+    from onnx_gconv.evaluation import evaluate
 
     return {"top1": evaluate(model, test).top1}
 
@@ -195,7 +195,7 @@ def _distances(
     """Return, for the model before and after recovery: relative L2 of the outputs, KL divergence and agreement of classes."""
     import numpy as np
 
-    from onnx_gconv.evaluate import evaluate
+    from onnx_gconv.evaluation import evaluate
     from onnx_gconv.recover.divergence import divergence
     from onnx_gconv.runtime import run as run_session
     from onnx_gconv.runtime import session

@@ -10,10 +10,10 @@ import onnx
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.surgery import Surgery
+from onnx_gconv.recover.fitting import FitOptions, fit_layers
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.reconstruct import Effort, reconstruct
 from onnx_gconv.recover.site import find_sites
-from onnx_gconv.recover.store import Store
+from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Walk, put_inputs
 from onnx_gconv.runtime import Feeds
 
@@ -24,7 +24,7 @@ def with_fresh_statistics(model: onnx.ModelProto, feeds: Iterable[Feeds]) -> onn
     """Return the model with every BatchNormalization's mean and variance measured on these inputs, in graph order."""
     flow = Flow(model)
     norms = [node for node in flow.nodes if node.op_type == "BatchNormalization" and flow.is_moving(node.input[0])]
-    with Store() as store:
+    with ActivationStore() as store:
         batches = [batch for share in put_inputs(feeds, flow.inputs, [store]) for batch in share]
         walk = Walk(flow, store, later=[{norm.input[0]} for norm in norms])
         for norm in norms:
@@ -45,7 +45,7 @@ def with_fresh_statistics(model: onnx.ModelProto, feeds: Iterable[Feeds]) -> onn
 
 
 def prune_channels(
-    model: onnx.ModelProto, network: Network, max_macs: int, feeds: Iterable[Feeds], *, effort: Effort
+    model: onnx.ModelProto, network: Network, max_macs: int, feeds: Iterable[Feeds], *, effort: FitOptions
 ) -> tuple[onnx.ModelProto, int]:
     """Return the model without the weakest inner channels, the same share in every block, all fitted anew; and its MACs.
 
@@ -68,7 +68,7 @@ def prune_channels(
         replace(site, inputs=kept_of[site.name][None]) if site.name in kept_of else site
         for site in find_sites(Flow(masked), Constants(masked), {})
     ]
-    fitted = reconstruct(model, masked, sites, feeds, effort=effort, progress=lambda *_: None)
+    fitted = fit_layers(model, masked, sites, feeds, effort=effort, progress=lambda *_: None)
     return fitted.model, macs_with(network, pairs, counted)
 
 

@@ -36,13 +36,13 @@ from onnx_gconv.cli.main import main as gconv
 from onnx_gconv.data.batch import Data
 from onnx_gconv.data.open import open_data
 from onnx_gconv.data.preprocessing import Preprocessing
-from onnx_gconv.evaluate import evaluate
-from onnx_gconv.plan import Plan, PlannedLayer, read_plan
+from onnx_gconv.evaluation import evaluate
+from onnx_gconv.plans import Plan, PlannedLayer, read_plan
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.torch import OnnxModule, load, save_back
 from onnx_gconv.torch.spool import Spool, spooled
 from onnx_gconv.torch.team import Team, assembled
-from onnx_gconv.torch.training import Settings, Training
+from onnx_gconv.torch.training import Training, TrainingSettings
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parent.parent / "shared"
@@ -98,7 +98,7 @@ def randomise(module: OnnxModule, generator: torch.Generator) -> None:
                 buffers[variance].fill_(1.0)
 
 
-def train(row: Row, model: onnx.ModelProto, spool: Spool, settings: Settings, team: Team) -> onnx.ModelProto:
+def train(row: Row, model: onnx.ModelProto, spool: Spool, settings: TrainingSettings, team: Team) -> onnx.ModelProto:
     """Return the trained model, with its zeros."""
     module = load(model, row.plan)
     if row.from_scratch:
@@ -189,7 +189,7 @@ def main() -> None:
                 errors = []
                 epochs = args.epochs if row.from_scratch else -(-args.epochs // 3)
                 for seed in range(args.seeds):
-                    settings = Settings(
+                    settings = TrainingSettings(
                         epochs=epochs,
                         lr=args.lr if row.from_scratch else args.tune_lr,
                         batch_size=args.batch_size,

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnx_gconv.plan import Plan, PlannedLayer, Totals
-from onnx_gconv.recover.reconstruct import Effort, Reconstruction, plan_sites, reconstruct
+from onnx_gconv.plans import Plan, PlannedLayer, Totals
+from onnx_gconv.recover.fitting import FitOptions, FittedModel, fit_layers, plan_sites
 from onnx_gconv.recover.site import Site
 from onnx_gconv.rewrite.mask import mask
 
@@ -40,12 +40,17 @@ RESIDUAL_FEEDS = batches(40, 4, 6, 6)
 
 
 def recover(
-    dense: onnx.ModelProto, plan: Plan, feeds: Iterable[Feeds], *, sites: Sequence[Site] | None = None, effort: Effort | None = None
-) -> Reconstruction:
+    dense: onnx.ModelProto,
+    plan: Plan,
+    feeds: Iterable[Feeds],
+    *,
+    sites: Sequence[Site] | None = None,
+    effort: FitOptions | None = None,
+) -> FittedModel:
     """Return the model masked by the plan with its weights fitted."""
     masked = mask(dense, plan)
     found = plan_sites(masked, plan) if sites is None else sites
-    return reconstruct(dense, masked, found, feeds, effort=effort or Effort(), progress=lambda *_: None)
+    return fit_layers(dense, masked, found, feeds, effort=effort or FitOptions(), progress=lambda *_: None)
 
 
 def outputs(model: onnx.ModelProto, feeds: Feeds, *names: str) -> list[np.ndarray]:

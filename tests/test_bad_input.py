@@ -479,9 +479,9 @@ def interrupt(command: str) -> None:
     "moment",
     [
         "onnx_gconv.model.file.load_with_data_files",
-        "onnx_gconv.planning.planner.make_plan",
-        "onnx_gconv.verified.carry_out",
-        "onnx_gconv.verified.verify",
+        "onnx_gconv.pipeline.planner.make_plan",
+        "onnx_gconv.pipeline.rewriting.carry_out",
+        "onnx_gconv.pipeline.rewriting.verify",
         "onnx_gconv.model.file.save",
         "onnx_gconv.report.record.to_json",
     ],
@@ -528,9 +528,9 @@ def test_a_real_sigterm_ends_a_running_compress_with_143_and_leaves_no_temporary
     before = listing(folder)
     # Nothing fits into memory, so activations are in a temporary folder; the first fit does not end.
     program = (
-        "import sys, time; from onnx_gconv.recover import reconstruct; from onnx_gconv.cli.main import main\n"
-        "reconstruct.MEMORY_BYTES = 0\n"
-        "reconstruct._fitted = lambda *_: print('fitting', flush=True) or time.sleep(60)\n"
+        "import sys, time; from onnx_gconv.recover import fitting; from onnx_gconv.cli.main import main\n"
+        "fitting.MEMORY_BYTES = 0\n"
+        "fitting._fitted = lambda *_: print('fitting', flush=True) or time.sleep(60)\n"
         "sys.exit(main())"
     )
     command = "compress good.onnx --groups 2 --calib calib.npz -o out.onnx"
@@ -809,7 +809,7 @@ def test_compress_refuses_a_model_in_which_every_tensor_is_zero() -> None:
 @each_rewriting
 def test_a_rewriting_that_is_another_function_is_never_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bad.onnx").write_bytes(MODEL)
-    monkeypatch.setattr("onnx_gconv.verified.carry_out", lambda model, plan, placement, lowering: model)  # groups nothing
+    monkeypatch.setattr("onnx_gconv.pipeline.rewriting.carry_out", lambda model, plan, placement, lowering: model)  # groups nothing
     refuse(command, "the grouped model differs from the masked one", "--no-verify")
 
 

@@ -19,7 +19,7 @@ from onnx_gconv.data.batch import Batch
 from onnx_gconv.data.open import open_data
 from onnx_gconv.data.preprocessing import Preprocessing
 from onnx_gconv.errors import DataError, GconvError, ModelError, VerifyError
-from onnx_gconv.evaluate import Distance, Evaluation, evaluate
+from onnx_gconv.evaluation import Distance, Evaluation, evaluate
 
 MODELS = Path(__file__).parents[1] / "models"
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> '

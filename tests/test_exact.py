@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from onnx_gconv.errors import BudgetError
 from onnx_gconv.search.budget import Budget
-from onnx_gconv.search.exact import Found, search_exact
+from onnx_gconv.search.exact import SearchResult, search_exact
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Option, Row, Table
 
@@ -160,11 +160,11 @@ def test_it_is_never_dearer_than_the_papers_local_search() -> None:
 def test_a_budget_that_the_dense_model_meets_costs_nothing() -> None:
     table = conv_like(5, seed=2)
     params, macs = table.totals([0] * 5)
-    assert search_exact(table, Budget(max_params=params, max_macs=macs)) == Found([0] * 5, 0.0, 0.0)
+    assert search_exact(table, Budget(max_params=params, max_macs=macs)) == SearchResult([0] * 5, 0.0, 0.0)
 
 
 def test_no_decision_is_no_cost() -> None:
-    assert search_exact(table_of([], fixed_params=5, fixed_macs=7), Budget(max_params=5)) == Found([], 0.0, 0.0)
+    assert search_exact(table_of([], fixed_params=5, fixed_macs=7), Budget(max_params=5)) == SearchResult([], 0.0, 0.0)
 
 
 def test_a_budget_below_the_smallest_model_is_refused_and_the_smallest_itself_is_not() -> None:
@@ -178,8 +178,8 @@ def test_a_budget_below_the_smallest_model_is_refused_and_the_smallest_itself_is
 
 
 def test_the_gap_is_zero_up_to_the_tolerance_of_the_solver() -> None:
-    assert Found([], 5.0, 4.0).gap == 1.0
-    assert Found([], 5.0, 5.0).gap == 0
-    assert Found([], 5.0, 5.0 - 9e-6).gap == 0  # within 2e-6 of 5
-    assert Found([], 0.5, 0.5 - 1e-5).gap == pytest.approx(1e-5)
-    assert Found([], 0.5, float("-inf")).gap == float("inf")  # the local search proves nothing
+    assert SearchResult([], 5.0, 4.0).gap == 1.0
+    assert SearchResult([], 5.0, 5.0).gap == 0
+    assert SearchResult([], 5.0, 5.0 - 9e-6).gap == 0  # within 2e-6 of 5
+    assert SearchResult([], 0.5, 0.5 - 1e-5).gap == pytest.approx(1e-5)
+    assert SearchResult([], 0.5, float("-inf")).gap == float("inf")  # the local search proves nothing

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from tiny import conv_net, gconv, listing, save
 
-from onnx_gconv.planning import solving
-from onnx_gconv.planning.exploration import SOLUTIONS
+from onnx_gconv.exploration.solutions import SOLUTIONS
+from onnx_gconv.pipeline import solving
 from onnx_gconv.solve.layer import Solver
 
 

@@ -21,9 +21,9 @@ import pytest
 from tiny import Finished, conv_net, gconv, listing, save, save_external, write_module
 
 from onnx_gconv.cli.stopping import Terminated
-from onnx_gconv.explore.folder import Folder
-from onnx_gconv.explore.job import Job
-from onnx_gconv.explore.point import Point, dominated
+from onnx_gconv.exploration.folder import Folder
+from onnx_gconv.exploration.job import Goal
+from onnx_gconv.exploration.point import Point, dominated
 from onnx_gconv.files import locked
 
 POINTS = 3
@@ -278,7 +278,7 @@ def test_stopped_it_says_how_many_points_are_kept_and_goes_on_from_them(
 ) -> None:
     keep = Folder.keep
 
-    def stopped_at_the_third(self: Folder, job: Job) -> object:
+    def stopped_at_the_third(self: Folder, job: Goal) -> object:
         if len(list(self.path.glob("*.result.json"))) == 2:
             raise stop
         return keep(self, job)

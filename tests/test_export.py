@@ -10,7 +10,7 @@ from tiny import conv_net, gconv, save, set_tensor, with_custom_op
 
 from onnx_gconv.deploy.exporting import export
 from onnx_gconv.deploy.opset import lower_opset, standard_opset
-from onnx_gconv.verify import verify
+from onnx_gconv.verification import verify
 
 ZOO = Path(__file__).parents[2] / "shared" / "zoo"
 NEWER = """

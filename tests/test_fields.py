@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from onnx_gconv.deploy.cost_table import read_table
+from onnx_gconv.deploy.time_table import read_table
 from onnx_gconv.deploy.timing_file import read_timing
 from onnx_gconv.errors import GconvError
-from onnx_gconv.plan import read_plan
+from onnx_gconv.plans import read_plan
 from onnx_gconv.report.page.exploration_file import read_exploration
 from onnx_gconv.report.page.report_file import read_report
 

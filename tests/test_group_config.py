@@ -8,10 +8,10 @@ from tiny import conv_net
 
 from onnx_gconv.errors import PlanError
 from onnx_gconv.model.network import Layer, read
-from onnx_gconv.plan import to_json
-from onnx_gconv.planning.group_config import module_names, read_group_config
-from onnx_gconv.planning.planner import make_plan
-from onnx_gconv.planning.request import Request
+from onnx_gconv.pipeline.group_config import module_names, read_group_config
+from onnx_gconv.pipeline.planner import make_plan
+from onnx_gconv.pipeline.settings import Request
+from onnx_gconv.plans import to_json
 
 
 def layer(weight: str, label: str) -> Layer:

@@ -15,8 +15,8 @@ from onnx_gconv.data.function import FunctionData
 from onnx_gconv.data.inputs import model_inputs
 from onnx_gconv.recover import guide as guide_module
 from onnx_gconv.recover.calibration import Calibration
+from onnx_gconv.recover.fitting import FittedModel, fit_layers
 from onnx_gconv.recover.guide import CalibratedGuide
-from onnx_gconv.recover.reconstruct import Reconstruction, reconstruct
 
 BATCH = 10
 
@@ -45,7 +45,7 @@ def test_plans_are_judged_on_samples_that_they_are_not_fitted_to(samples: int, m
     def watched_reconstruct(dense: onnx.ModelProto, masked: onnx.ModelProto, sites: Any, feeds: Iterable[Feeds], **how: Any) -> Any:
         batches = list(feeds)
         fitted.update(int(number) for batch in batches for number in batch["image"][:, 0, 0, 0])
-        found: Reconstruction = reconstruct(dense, masked, sites, batches, **how)
+        found: FittedModel = fit_layers(dense, masked, sites, batches, **how)
         return found
 
     run = guide_module.run
@@ -54,7 +54,7 @@ def test_plans_are_judged_on_samples_that_they_are_not_fitted_to(samples: int, m
         judged.update(int(number) for number in feeds["image"][:, 0, 0, 0])
         return run(active, feeds)
 
-    monkeypatch.setattr(guide_module, "reconstruct", watched_reconstruct)
+    monkeypatch.setattr(guide_module, "fit_layers", watched_reconstruct)
     monkeypatch.setattr(guide_module, "run", watched_run)
     calibration = Calibration(Numbered(samples), 1000, BATCH, is_fixed=False)
     guide = CalibratedGuide(conv_net(), calibration, seed=0, jobs=1, progress=lambda *_: None)

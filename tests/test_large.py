@@ -19,7 +19,7 @@ from onnx_gconv.model.check import check
 from onnx_gconv.model.file import load, save
 from onnx_gconv.model.shell import is_large
 from onnx_gconv.model.stream import serialised
-from onnx_gconv.verify import verify
+from onnx_gconv.verification import verify
 
 
 def with_large_constant() -> onnx.ModelProto:

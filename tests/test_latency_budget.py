@@ -15,9 +15,9 @@ from tiny import conv_net, gconv, save, set_tensor
 
 from onnx_gconv.cli import attempting
 from onnx_gconv.deploy import sweep as sweeping
-from onnx_gconv.deploy.cost_table import CostTable, read_table, write_table
 from onnx_gconv.deploy.one_layer import gather_models, layer_model, layer_shape
 from onnx_gconv.deploy.sweep import Device, latencies_of, structure_of, sweep
+from onnx_gconv.deploy.time_table import TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import MeasuredModel, Spread, Timing
 from onnx_gconv.errors import BudgetError, DeployError
 from onnx_gconv.model.network import Network, read
@@ -175,7 +175,7 @@ class ToyDevice:
         return float(0.1 * kinds.count("Gather") + kinds.count("Conv") + weights / 1000)
 
 
-def swept(model: onnx.ModelProto, path: Path, toy: ToyDevice, *, block: int = 1) -> CostTable:
+def swept(model: onnx.ModelProto, path: Path, toy: ToyDevice, *, block: int = 1) -> TimeTable:
     device = Device(toy.measure, None, block)
     return sweep(model, network_of(model), path, device=device, progress=lambda *_: None)
 

@@ -15,28 +15,27 @@ FLOW = {
     "native_output": set(),
     "files": {"errors"},
     "fields": {"errors"},
-    "plan": {"errors", "fields"},
+    "plans": {"errors", "fields"},
     "solve": {"solve", "errors"},
     "search": {"search", "errors", "native_output"},
     "model": {"model", "errors", "files", "native_output"},
-    "planning": {"planning", "errors", "files", "model", "solve", "search", "plan"},
-    "rewrite": {"rewrite", "model", "solve", "plan", "errors"},
+    "rewrite": {"rewrite", "model", "solve", "plans", "errors"},
     "runtime": {"errors", "model"},
     "data": {"data", "errors", "model", "runtime"},
-    "verify": {"errors", "model", "runtime"},
-    "evaluate": {"data", "errors", "runtime", "verify"},
-    "recover": {"recover", "data", "errors", "evaluate", "model", "plan", "rewrite", "runtime", "solve", "verify"},
-    "verified": {"errors", "model", "plan", "rewrite", "verify"},
+    "verification": {"errors", "model", "runtime"},
+    "evaluation": {"data", "errors", "runtime", "verification"},
+    "recover": {"recover", "data", "errors", "evaluation", "model", "plans", "rewrite", "runtime", "solve", "verification"},
     "timing": {"runtime"},
-    "torch": {"torch", "data", "errors", "files", "model", "plan", "rewrite", "runtime", "verify"},
+    "torch": {"torch", "data", "errors", "files", "model", "plans", "rewrite", "runtime", "verification"},
     "deploy": {"deploy", "errors", "fields", "files", "model", "runtime", "search"},
-    "explore": {
-        *("explore", "data", "errors", "evaluate", "files", "model", "plan", "planning", "recover", "rewrite", "runtime"),
-        *("search", "torch", "verified"),
+    "pipeline": {"pipeline", "errors", "files", "model", "solve", "search", "plans", "rewrite", "verification"},
+    "exploration": {
+        *("exploration", "data", "errors", "evaluation", "files", "model", "plans", "pipeline", "recover", "rewrite", "runtime"),
+        *("search", "solve", "torch"),
     },
     "report": {
-        *("report", "model", "plan", "planning", "recover", "search", "verify", "evaluate", "timing", "deploy", "errors"),
-        *("fields", "solve", "explore"),
+        *("report", "model", "plans", "pipeline", "recover", "search", "verification", "evaluation", "timing", "deploy"),
+        *("errors", "fields", "solve", "exploration"),
     },
 }
 
@@ -70,7 +69,7 @@ def test_solve_and_search_know_no_onnx(path: Path) -> None:
     assert outside <= {"numpy", "scipy"}
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p != PACKAGE / "explore/ray.py"], ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", [p for p in FILES if p != PACKAGE / "exploration/ray.py"], ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_ray_is_imported_by_its_own_module_only(path: Path) -> None:
     assert "ray" not in {name.split(".")[0] for name in imports(path)}
 

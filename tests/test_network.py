@@ -10,12 +10,12 @@ from onnx_gconv.errors import ModelError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Network, layer_weight, read
 from onnx_gconv.model.shapes import declared_shape, input_shapes, parse_input_shapes
-from onnx_gconv.planning.planner import make_plan
-from onnx_gconv.planning.request import Request
+from onnx_gconv.pipeline.planner import make_plan
+from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.rewrite.group import group, placement_of
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import observe_shapes
-from onnx_gconv.verify import verify
+from onnx_gconv.verification import verify
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "local" : 1]>'
 

@@ -10,13 +10,13 @@ from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.axes import Atoms
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import find_convs, read
-from onnx_gconv.plan import Plan, PlannedLayer, Totals
-from onnx_gconv.planning.planner import make_plan
-from onnx_gconv.planning.request import Request
+from onnx_gconv.pipeline.planner import make_plan
+from onnx_gconv.pipeline.settings import Request
+from onnx_gconv.plans import Plan, PlannedLayer, Totals
 from onnx_gconv.rewrite.group import carry_out, placement_of
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.search.budget import parse_limit
-from onnx_gconv.verify import compare
+from onnx_gconv.verification import compare
 
 SIZE = 4
 KINDS = (*["conv"] * 5, "grouped", "depthwise", "unary", "norm", "scale", *["add"] * 2, "concat", "split", "slice", "pad", "se")

@@ -1,4 +1,4 @@
-"""Reconstruction: what it must leave alone, what it must find, and that another least squares finds the same."""
+"""FittedModel: what it must leave alone, what it must find, and that another least squares finds the same."""
 
 import hashlib
 import os
@@ -15,14 +15,14 @@ from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, Behind, distance, fit_conv, g
 from numpy.typing import ArrayLike
 from tiny import from_text, get_tensor, residual_net, set_tensor
 
-from onnx_gconv.recover.reconstruct import Effort, plan_sites, reconstruct
+from onnx_gconv.recover.fitting import FitOptions, fit_layers, plan_sites
 from onnx_gconv.recover.site import Site
 from onnx_gconv.rewrite.mask import mask
 
 RNG = np.random.default_rng(0)
 # Products of moments are float32, so that weights come out with some five digits; masking alone moves outputs by half.
 ROUNDING = 1e-4
-UNDAMPED = Effort(damping=1e-8, is_validated=False)
+UNDAMPED = FitOptions(damping=1e-8, is_validated=False)
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -92,8 +92,8 @@ SCRIPT = """
 import hashlib
 from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, recover
 from tiny import residual_net
-from onnx_gconv.recover.reconstruct import Effort
-effort = Effort(least_positions=900, positions_a_weight=1, jobs=2)
+from onnx_gconv.recover.fitting import FitOptions
+effort = FitOptions(least_positions=900, positions_a_weight=1, jobs=2)
 model = recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort).model
 print(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())
 """
@@ -102,7 +102,7 @@ print(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())
 def test_the_result_is_the_same_to_the_last_bit_whatever_the_jobs_and_the_process() -> None:
     hashes = set()
     for jobs in (1, 2):
-        effort = Effort(least_positions=900, positions_a_weight=1, jobs=jobs)  # few enough that positions are drawn
+        effort = FitOptions(least_positions=900, positions_a_weight=1, jobs=jobs)  # few enough that positions are drawn
         model = recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort).model
         hashes.add(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())
     for seed in ("1", "2"):
@@ -114,7 +114,7 @@ def test_the_result_is_the_same_to_the_last_bit_whatever_the_jobs_and_the_proces
 
 
 def test_another_seed_draws_other_positions() -> None:
-    few = [Effort(least_positions=900, positions_a_weight=1, seed=seed) for seed in (0, 1)]
+    few = [FitOptions(least_positions=900, positions_a_weight=1, seed=seed) for seed in (0, 1)]
     one, two = (recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort).model for effort in few)
     assert distance(get_tensor(one, "w1"), get_tensor(two, "w1")) > 1e-3
 
@@ -143,7 +143,7 @@ def test_where_grouped_weights_can_do_the_same_they_are_found() -> None:
     assert layer.after < 1e-6 < 0.1 < layer.before
 
 
-def by_hand(dense: onnx.ModelProto, image: np.ndarray, *, is_corrected: bool, effort: Effort) -> dict[str, np.ndarray]:
+def by_hand(dense: onnx.ModelProto, image: np.ndarray, *, is_corrected: bool, effort: FitOptions) -> dict[str, np.ndarray]:
     """Return the weights of the residual net, fitted one after the other: each on what those before it give now."""
     fitted = mask(dense, RESIDUAL_PLAN)
     stem, first, total, last = outputs(dense, {"image": image}, "stem", "first", "total", "last")
@@ -173,7 +173,7 @@ def uncorrected(sites: list[Site]) -> list[Site]:
 def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(
     *, is_corrected: bool, damping: float, relaxations: int
 ) -> None:
-    dense, effort = residual_net(), Effort(damping=damping, relaxations=relaxations, is_validated=False)
+    dense, effort = residual_net(), FitOptions(damping=damping, relaxations=relaxations, is_validated=False)
     sites = plan_sites(mask(dense, RESIDUAL_PLAN), RESIDUAL_PLAN)
     found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=sites if is_corrected else uncorrected(sites), effort=effort).model
     expected = by_hand(dense, image_of(RESIDUAL_FEEDS)["image"], is_corrected=is_corrected, effort=effort)
@@ -185,7 +185,7 @@ def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(
 def test_correcting_the_stream_brings_the_blocks_output_closer(relaxations: int) -> None:
     dense, feeds = residual_net(), image_of(RESIDUAL_FEEDS)
     masked = mask(dense, RESIDUAL_PLAN)
-    sites, effort = plan_sites(masked, RESIDUAL_PLAN), Effort(relaxations=relaxations)
+    sites, effort = plan_sites(masked, RESIDUAL_PLAN), FitOptions(relaxations=relaxations)
     models = [
         recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=each, effort=effort).model for each in (sites, uncorrected(sites))
     ]
@@ -231,7 +231,7 @@ def test_relaxing_makes_the_loss_that_bounds_the_error_behind_the_activation_sma
 
 def test_errors_of_layers_are_those_of_their_own_least_squares() -> None:
     """`before` is the share of the target's variance that masked weights leave, `after` what the fitted ones do."""
-    dense, feeds, effort = residual_net(), image_of(RESIDUAL_FEEDS), Effort(relaxations=0)
+    dense, feeds, effort = residual_net(), image_of(RESIDUAL_FEEDS), FitOptions(relaxations=0)
     found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort)
     wanted, stem = (values.astype(np.float64) for values in outputs(dense, feeds, "total", "stem"))
 
@@ -299,7 +299,7 @@ def test_the_constant_goes_into_the_mean_and_nothing_else_of_the_normalization_c
         tensors |= {f"{name}{number}": 1 + np.square(normal(8)) for name in ("gamma", "beta", "mean", "var")}
     dense = from_text(NORMALIZED, **tensors)
     plan = plan_of(grouped("a", 8, 4), grouped("b", 8, 8))
-    found = recover(dense, plan, RESIDUAL_FEEDS, effort=Effort(relaxations=0)).model
+    found = recover(dense, plan, RESIDUAL_FEEDS, effort=FitOptions(relaxations=0)).model
     changed = {
         tensor.name
         for tensor in dense.graph.initializer
@@ -321,6 +321,6 @@ def test_means_that_an_earlier_fit_has_moved_are_not_moved_again(relaxations: in
         set_tensor(moved, name, get_tensor(dense, name) + normal(8).astype(np.float32))
     before, wanted = (outputs(model, RESIDUAL_FEEDS[0])[0] for model in (moved, dense))
     assert distance(wanted, before) > 0.1
-    sites, effort = plan_sites(moved, plan_of()), Effort(relaxations=relaxations)
-    found = reconstruct(dense, moved, sites, RESIDUAL_FEEDS, effort=effort, progress=lambda *_: None).model
+    sites, effort = plan_sites(moved, plan_of()), FitOptions(relaxations=relaxations)
+    found = fit_layers(dense, moved, sites, RESIDUAL_FEEDS, effort=effort, progress=lambda *_: None).model
     assert distance(wanted, outputs(found, RESIDUAL_FEEDS[0])[0]) < ROUNDING

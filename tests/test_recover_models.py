@@ -1,4 +1,4 @@
-"""Reconstruction on models of every kind: precision, where weights are kept, rank, batch, number of inputs."""
+"""FittedModel on models of every kind: precision, where weights are kept, rank, batch, number of inputs."""
 
 import numpy as np
 import onnx
@@ -6,7 +6,7 @@ import pytest
 from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, batches, distance, grouped, outputs, plan_of, recover
 from tiny import conv_net, from_text, get_tensor, residual_net
 
-from onnx_gconv.recover.reconstruct import Effort
+from onnx_gconv.recover.fitting import FitOptions
 from onnx_gconv.rewrite.mask import mask
 
 RNG = np.random.default_rng(0)
@@ -95,6 +95,6 @@ def test_two_inputs_are_both_carried_along() -> None:
     )
     feeds = [batch | {"other": 3 * batch["image"]} for batch in RESIDUAL_FEEDS]
     plan = plan_of(grouped("y", 8, 8))
-    found = recover(dense, plan, feeds, effort=Effort(damping=1e-8, is_validated=False)).model
+    found = recover(dense, plan, feeds, effort=FitOptions(damping=1e-8, is_validated=False)).model
     (expected,), (recovered,) = (outputs(model, feeds[0]) for model in (dense, found))
     assert distance(expected, recovered) < ROUNDING

@@ -17,7 +17,7 @@ from onnx_gconv.errors import DataError
 from onnx_gconv.recover.divergence import divergence, score_error
 from onnx_gconv.recover.normal import Coefficients, Rows, Sums, add_up, damping_between, join, residual, solve, sums, variance
 from onnx_gconv.recover.patches import choose, patches, window_of
-from onnx_gconv.recover.store import Store
+from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.search.table import Option, Row, Table
 
 TINY_DAMPING = 1e-11  # next to none: what the data decide, they decide alone
@@ -234,7 +234,7 @@ def test_a_store_writes_what_does_not_fit_into_its_memory_and_gives_all_back(tem
     rng = np.random.default_rng(0)
     arrays = {("a", 0): rng.standard_normal(10), ("a", 1): rng.standard_normal((2, 5)).astype(np.float16)}
     arrays |= {("b", 0): rng.integers(0, 9, 50), ("b", 1): rng.integers(0, 2, 7).astype(bool)}
-    with Store(memory_bytes=100) as store:
+    with ActivationStore(memory_bytes=100) as store:
         for (name, batch), value in arrays.items():
             store.put(name, batch, value)
         # 80 bytes, then 20, then nothing more fits: 400 and 7 are over the limit.
@@ -247,7 +247,7 @@ def test_a_store_writes_what_does_not_fit_into_its_memory_and_gives_all_back(tem
 
 
 def test_what_is_dropped_frees_memory_and_disk(temporary: Path) -> None:
-    with Store(memory_bytes=100) as store:
+    with ActivationStore(memory_bytes=100) as store:
         store.put("a", 0, np.zeros(10))
         store.put("b", 0, np.zeros(10))
         assert len(files_in(temporary)) == 1
@@ -262,7 +262,7 @@ def test_what_is_dropped_frees_memory_and_disk(temporary: Path) -> None:
 
 def test_the_files_of_a_store_are_gone_after_a_failure(temporary: Path) -> None:
     def interrupted() -> None:
-        with Store(memory_bytes=0) as store:
+        with ActivationStore(memory_bytes=0) as store:
             store.put("a", 0, np.zeros(10))
             assert len(files_in(temporary)) == 1
             raise KeyboardInterrupt
@@ -281,7 +281,7 @@ def test_a_full_disk_is_an_error_with_a_way_out(temporary: Path, monkeypatch: py
             save(file, value, **flags)
 
     monkeypatch.setattr(np, "save", save_to_a_full_disk)
-    with Store(memory_bytes=0) as store, pytest.raises(DataError, match="No space left on device") as failure:
+    with ActivationStore(memory_bytes=0) as store, pytest.raises(DataError, match="No space left on device") as failure:
         store.put("a", 0, np.zeros(10))
     assert "TMPDIR" in failure.value.hint
 

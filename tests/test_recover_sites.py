@@ -15,10 +15,10 @@ from tiny import from_text, residual_net
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import read
 from onnx_gconv.recover.activation import input_strengths
+from onnx_gconv.recover.fitting import FitOptions, fit_layers
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.reconstruct import Effort, reconstruct
 from onnx_gconv.recover.site import Site, find_sites
-from onnx_gconv.recover.store import Store
+from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Walk, put_inputs
 
 RNG = np.random.default_rng(0)
@@ -240,7 +240,7 @@ class Executions:
 
 def refit(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> onnx.ModelProto:
     sites = find_sites(Flow(model), Constants(model), {})
-    return reconstruct(model, model, sites, feeds, effort=Effort(), progress=lambda *_: None).model
+    return fit_layers(model, model, sites, feeds, effort=FitOptions(), progress=lambda *_: None).model
 
 
 # Branches that meet in a Concat, an If that reads from outside, constants, a second input, a dead end and two outputs.
@@ -299,7 +299,7 @@ def test_a_walk_gives_what_the_whole_model_gives() -> None:
     whole = ort.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = [dict(zip(names, whole.run(names, feed), strict=True)) for feed in feeds]
     flow = Flow(model)
-    with Store(memory_bytes=0) as store:
+    with ActivationStore(memory_bytes=0) as store:
         put_inputs(feeds, flow.inputs, [store])
         walk = Walk(flow, store, later=stops)
         for wanted in stops:
@@ -317,20 +317,20 @@ def test_only_tensors_that_will_be_read_are_kept(monkeypatch: pytest.MonkeyPatch
     """In a chain, a walk needs the tensor that it has reached and the one that it comes from: two for each model."""
     held: dict[tuple[int, str, int], int] = {}
     peaks = []
-    put, drop = Store.put, Store.drop
+    put, drop = ActivationStore.put, ActivationStore.drop
 
-    def counting_put(store: Store, name: str, batch: int, value: np.ndarray) -> None:
+    def counting_put(store: ActivationStore, name: str, batch: int, value: np.ndarray) -> None:
         put(store, name, batch, value)
         held[id(store), name, batch] = value.nbytes
         peaks.append(sum(held.values()))
 
-    def counting_drop(store: Store, name: str) -> None:
+    def counting_drop(store: ActivationStore, name: str) -> None:
         drop(store, name)
         for key in [key for key in held if key[:2] == (id(store), name)]:
             del held[key]
 
-    monkeypatch.setattr(Store, "put", counting_put)
-    monkeypatch.setattr(Store, "drop", counting_drop)
+    monkeypatch.setattr(ActivationStore, "put", counting_put)
+    monkeypatch.setattr(ActivationStore, "drop", counting_drop)
     depth = 12
     convs = [f"c{i} = Conv ({f'r{i - 1}' if i else 'x'}, k{i}, h{i}) r{i} = Relu (c{i})" for i in range(depth)]
     tensors = {f"k{i}": normal(4, 4, 1, 1) for i in range(depth)} | {f"h{i}": normal(4) for i in range(depth)}

@@ -15,7 +15,7 @@ from tiny import conv_net, from_text, gconv, get_tensor, listing, save, set_tens
 
 pytest.importorskip("matplotlib")
 
-from onnx_gconv.plan import read_plan
+from onnx_gconv.plans import read_plan
 from onnx_gconv.report.page.collection import collect
 from onnx_gconv.report.page.exploration_file import read_exploration
 from onnx_gconv.report.page.other_sections import exploration_section, telling_names

@@ -13,10 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tiny import conv_net, get_tensor
 
 from onnx_gconv.errors import PlanError
-from onnx_gconv.plan import Plan, PlannedLayer, Totals
+from onnx_gconv.plans import Plan, PlannedLayer, Totals
 from onnx_gconv.rewrite.group import diagonal_blocks, group
 from onnx_gconv.rewrite.mask import dropped_share, mask
-from onnx_gconv.verify import compare
+from onnx_gconv.verification import compare
 
 DTYPES = {"float32": (TensorProto.FLOAT, np.float32, 2e-6), "float16": (TensorProto.FLOAT16, np.float16, 5e-3)}
 

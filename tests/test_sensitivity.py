@@ -11,8 +11,8 @@ from fitting import Behind, fit_conv, grouped, outputs, plan_of
 from numpy.typing import ArrayLike
 from tiny import conv_net, from_text, get_tensor, residual_net, set_tensor
 
-from onnx_gconv.plan import PlannedLayer
-from onnx_gconv.recover.reconstruct import Effort
+from onnx_gconv.plans import PlannedLayer
+from onnx_gconv.recover.fitting import FitOptions
 from onnx_gconv.recover.sensitivity import sensitivities
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.solve.grouping import Grouping
@@ -40,7 +40,7 @@ def measure(
 ) -> Mapping[tuple[str, int], float]:
     groupings = {(layer.name, layer.groups): grouping(layer) for layer in layers}
     return sensitivities(
-        model, model, groupings, feeds, probes=probes, effort=Effort(jobs=jobs, is_validated=False), progress=lambda *_: None
+        model, model, groupings, feeds, probes=probes, effort=FitOptions(jobs=jobs, is_validated=False), progress=lambda *_: None
     )
 
 
@@ -53,7 +53,7 @@ def slowly(model: onnx.ModelProto, layer: PlannedLayer, weight: str, bias: str, 
     """Return the error of the scores of the model with one layer fitted by NumPy, run as a whole."""
     node = next(node for node in model.graph.node if node.output[0] == layer.name)
     source, target = outputs(model, ALL, node.input[0], layer.name)
-    damping = Effort().damping
+    damping = FitOptions().damping
     new = fit_conv(source, target, node, get_tensor(model, weight), layer, damping=damping)
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     set_tensor(set_tensor(copy, weight, new[0]), bias, new[1])
@@ -180,11 +180,13 @@ def test_in_a_compressed_model_a_layer_is_tried_in_the_company_of_the_others() -
     (total,), (source, stream) = outputs(dense, whole, "total"), outputs(masked, whole, "inner", "stream")
     node = next(node for node in dense.graph.node if node.output[0] == "last")
     weight, bias = fit_conv(
-        source, total, node, get_tensor(masked, "w2"), layer, damping=Effort().damping, behind=Behind(-np.inf, added=stream)
+        source, total, node, get_tensor(masked, "w2"), layer, damping=FitOptions().damping, behind=Behind(-np.inf, added=stream)
     )
     by_hand = set_tensor(set_tensor(onnx.ModelProto.FromString(masked.SerializeToString()), "w2", weight), "b2", bias)
     gaps = [(outputs(dense, batch)[0].astype(np.float64), outputs(by_hand, batch)[0].astype(np.float64)) for batch in feeds]
     expected = np.mean([np.square(one - two).sum() / np.square(one).sum() for one, two in gaps])
     groupings = {("last", 4): grouping(layer)}
-    found = sensitivities(dense, masked, groupings, feeds, probes=2, effort=Effort(is_validated=False), progress=lambda *_: None)
+    found = sensitivities(
+        dense, masked, groupings, feeds, probes=2, effort=FitOptions(is_validated=False), progress=lambda *_: None
+    )
     assert found["last", 4] == pytest.approx(expected, rel=1e-3)

@@ -11,7 +11,7 @@ from tiny import conv_net, get_tensor, save, set_tensor, with_custom_op
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'onnx-gconv[torch]'")
 
 from onnx_gconv.errors import ModelError, PlanError, VerifyError  # noqa: E402
-from onnx_gconv.plan import Plan, PlannedLayer, Totals  # noqa: E402
+from onnx_gconv.plans import Plan, PlannedLayer, Totals  # noqa: E402
 from onnx_gconv.torch import comparing, load, save_back  # noqa: E402
 from onnx_gconv.torch.importing import build  # noqa: E402
 from onnx_gconv.torch.node import TABLE, Operator  # noqa: E402

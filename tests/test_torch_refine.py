@@ -11,7 +11,7 @@ from tiny import conv_net, gconv, get_tensor, save
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'onnx-gconv[torch]'")
 
-from onnx_gconv.plan import read_plan  # noqa: E402
+from onnx_gconv.plans import read_plan  # noqa: E402
 from onnx_gconv.rewrite.mask import dropped_share  # noqa: E402
 from onnx_gconv.search.table import Option, Row, Table  # noqa: E402
 from onnx_gconv.torch import load  # noqa: E402

@@ -19,10 +19,10 @@ from onnx_gconv.torch.loss import TEMPERATURE, Landmark, Loss  # noqa: E402
 from onnx_gconv.torch.schedule import factor  # noqa: E402
 from onnx_gconv.torch.spool import Samples, Spool, spooled  # noqa: E402
 from onnx_gconv.torch.team import Team, assembled  # noqa: E402
-from onnx_gconv.torch.training import LANDMARKS, Settings, Training, _laid_out, split  # noqa: E402
+from onnx_gconv.torch.training import LANDMARKS, Training, TrainingSettings, _laid_out, split  # noqa: E402
 
 ALONE = Team(0, 1, 0, torch.device("cpu"))
-SETTINGS = Settings(
+SETTINGS = TrainingSettings(
     epochs=2,
     lr=0.05,
     batch_size=8,
@@ -191,7 +191,7 @@ def training(**changes: object) -> Training:
     rng = np.random.default_rng(1)
     spool = Spool({"image": rng.standard_normal((40, 3, 8, 8)).astype(np.float32)}, rng.integers(0, 4, 40))
     teacher = load(conv_net()) if changes.get("distill") else None
-    return Training(load(conv_net(seed=1)), teacher, spool, Settings(**{**vars(SETTINGS), **changes}), ALONE)  # type: ignore[arg-type]
+    return Training(load(conv_net(seed=1)), teacher, spool, TrainingSettings(**{**vars(SETTINGS), **changes}), ALONE)  # type: ignore[arg-type]
 
 
 def test_each_epoch_sees_every_training_sample_once_in_an_order_of_its_own() -> None:

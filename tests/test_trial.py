@@ -10,9 +10,9 @@ import pytest
 from fitting import grouped, plan_of
 from tiny import conv_net, residual_net
 
-from onnx_gconv.plan import Plan
-from onnx_gconv.planning.solving import Groupings
-from onnx_gconv.planning.trial import DISCOUNTS, FIRST, Costs, best_by_trial
+from onnx_gconv.pipeline.solving import Groupings
+from onnx_gconv.pipeline.trial import DISCOUNTS, FIRST, Costs, best_by_trial
+from onnx_gconv.plans import Plan
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.solve.grouping import Grouping
 

@@ -6,7 +6,7 @@ import pytest
 from tiny import conv_net, get_tensor, set_tensor
 
 from onnx_gconv.errors import ModelError, VerifyError
-from onnx_gconv.verify import DIFFERENT, compare, default_tolerance, verify
+from onnx_gconv.verification import DIFFERENT, compare, default_tolerance, verify
 
 
 def test_equal_arrays_agree_and_a_small_change_is_measured_against_the_largest_value() -> None:

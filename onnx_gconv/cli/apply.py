@@ -46,7 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     options.check_outputs(args, parser, args.output)
     from onnx_gconv.model.file import save_atomically, sha256
-    from onnx_gconv.plan import read_plan
+    from onnx_gconv.plans import read_plan
     from onnx_gconv.rewrite.mask import dropped_share
 
     story = Story(args)

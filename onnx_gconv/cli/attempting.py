@@ -15,11 +15,11 @@ from onnx_gconv.errors import LatencyError
 
 if TYPE_CHECKING:
     from onnx_gconv.model.network import Network
-    from onnx_gconv.planning.planner import GathersMs, Planned
-    from onnx_gconv.planning.request import Request
+    from onnx_gconv.pipeline.planner import GathersMs, Planned
+    from onnx_gconv.pipeline.rewriting import Rewritten
+    from onnx_gconv.pipeline.settings import Request
     from onnx_gconv.recover.calibration import Calibration
     from onnx_gconv.timing import Latency
-    from onnx_gconv.verified import Rewritten
 
 MORE_TRIES = 3  # with a tighter budget, when a model takes longer than predicted
 SECONDS = 2.0  # of timing; twice as long where a budget depends on it
@@ -81,7 +81,7 @@ class Attempts:
 
     def _in_time(self, planned: "Planned", gathers_ms: "GathersMs | None") -> Attempt:
         """Return the plan carried out; should it take longer than its budget, ever tighter ones of the same groupings."""
-        from onnx_gconv.planning.planner import plan_within
+        from onnx_gconv.pipeline.planner import plan_within
         from onnx_gconv.search.budget import Budget
 
         attempt = self._carry_out(planned)
@@ -142,7 +142,7 @@ def _thinned(attempt: Attempt, network: "Network") -> "Iterator[Planned]":
 
     Only as far as the budget allows: it is a promise, too. A budget of time has chosen the layers by their time already.
     """
-    from onnx_gconv.planning.planner import without
+    from onnx_gconv.pipeline.planner import without
     from onnx_gconv.search.budget import Budget
 
     plan = attempt.planned.plan

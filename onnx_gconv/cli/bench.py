@@ -15,7 +15,7 @@ from onnx_gconv.cli.story import Story
 
 if TYPE_CHECKING:
     from onnx_gconv.deploy.host import Host
-    from onnx_gconv.deploy.program import Job
+    from onnx_gconv.deploy.program import RunnerCall
     from onnx_gconv.deploy.timing_file import Timing
 
 RUNNERS = ("ort-cpu", "ort-cuda", "ort-tensorrt", "trtexec", "tensorrt", "tensorrt-rtx")
@@ -134,9 +134,9 @@ def measured(args: argparse.Namespace, host: "Host", scratch: Path, story: Story
     return [replace(timing, model=replace(timing.model, path=str(path))) for timing, path in zip(timings, args.models, strict=True)]
 
 
-def job_of(args: argparse.Namespace, models: "Sequence[Path]", shapes: "dict[str, tuple[int, ...]]", host: "Host") -> "Job":
+def job_of(args: argparse.Namespace, models: "Sequence[Path]", shapes: "dict[str, tuple[int, ...]]", host: "Host") -> "RunnerCall":
     """Return what the flags ask of the runner."""
-    from onnx_gconv.deploy.program import ASKS_FOR_PRECISION, FIRST_TYPED_TENSORRT, Job
+    from onnx_gconv.deploy.program import ASKS_FOR_PRECISION, FIRST_TYPED_TENSORRT, RunnerCall
     from onnx_gconv.model.file import load
     from onnx_gconv.model.shapes import dynamic_inputs
 
@@ -146,7 +146,7 @@ def job_of(args: argparse.Namespace, models: "Sequence[Path]", shapes: "dict[str
         version = host.versions(args.runner, extra)["tensorrt"]
         typed = int(version.split(".")[0]) >= FIRST_TYPED_TENSORRT
     dynamic = {name for model in models for name in dynamic_inputs(load(model))}
-    return Job(
+    return RunnerCall(
         runner=args.runner,
         models=tuple(models),
         shapes=tuple(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items() if name in dynamic),
@@ -158,7 +158,7 @@ def job_of(args: argparse.Namespace, models: "Sequence[Path]", shapes: "dict[str
     )
 
 
-def _typed_copies(job: "Job", shapes: "dict[str, tuple[int, ...]]", scratch: Path) -> tuple[Path, ...]:
+def _typed_copies(job: "RunnerCall", shapes: "dict[str, tuple[int, ...]]", scratch: Path) -> tuple[Path, ...]:
     from onnx_gconv.deploy.precision import typed
     from onnx_gconv.model.file import load, save
 

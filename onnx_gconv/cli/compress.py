@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import onnx
 
     from onnx_gconv.data.batch import Data
-    from onnx_gconv.evaluate import Evaluation
+    from onnx_gconv.evaluation import Evaluation
     from onnx_gconv.model.network import Network
-    from onnx_gconv.plan import Plan
-    from onnx_gconv.planning.request import Request
+    from onnx_gconv.pipeline.rewriting import Rewritten
+    from onnx_gconv.pipeline.settings import Request
+    from onnx_gconv.plans import Plan
     from onnx_gconv.recover.recovery import Recovery
     from onnx_gconv.report.record import Cost, Outcome
-    from onnx_gconv.verified import Rewritten
 
 TEACH = """\
 Plan, group, verify, write and report. Writes OUT.onnx, OUT.plan.json and OUT.report.json, all or nothing.
@@ -132,7 +132,7 @@ def _write(made: Made, source: Source, network: "Network", output: Path) -> "tup
     """Write the model, its plan and its report, all or nothing; return what was reported, the report's text, and the files."""
     from onnx_gconv.files import staged
     from onnx_gconv.model.file import save
-    from onnx_gconv.plan import to_json as plan_json
+    from onnx_gconv.plans import to_json as plan_json
     from onnx_gconv.report.record import to_json as report_json
 
     plan_file, report_file = (path.name for path in _beside(output))
@@ -170,7 +170,7 @@ def _outcome(made: Made, source: Source, network: "Network", output: Path, size:
 
 
 def _print(made: Made, outcome: "Outcome", source: Source, network: "Network", *, is_verbose: bool) -> None:
-    from onnx_gconv.planning.bounds import layer_bounds
+    from onnx_gconv.pipeline.bounds import layer_bounds
     from onnx_gconv.report.tables import print_outcome, print_plan, print_skipped
 
     if is_verbose:
@@ -191,7 +191,7 @@ def _tell(made: Made, files: list[Path], args: argparse.Namespace, story: Story)
 
 
 def _evaluate(source: Source, grouped: "onnx.ModelProto", data: "Data", story: Story) -> "Evaluation":
-    from onnx_gconv.evaluate import evaluate
+    from onnx_gconv.evaluation import evaluate
 
     with story.progress("evaluating") as progress:
         return evaluate(grouped, data, reference=source.model, on_progress=progress)

@@ -31,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     from onnx_gconv.data.open import open_data
-    from onnx_gconv.evaluate import evaluate
+    from onnx_gconv.evaluation import evaluate
     from onnx_gconv.model.file import load
 
     model = load(args.model)

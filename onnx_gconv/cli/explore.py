@@ -14,7 +14,7 @@ from onnx_gconv.cli.stopping import STOPS
 from onnx_gconv.cli.story import Story
 
 if TYPE_CHECKING:
-    from onnx_gconv.explore.point import Point
+    from onnx_gconv.exploration.point import Point
     from onnx_gconv.model.network import Network
 
 TEACH = """\
@@ -65,11 +65,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     has_jobs = _check(args, parser)
     request = options.request(args)
-    from onnx_gconv.explore.folder import require_kept
-    from onnx_gconv.explore.point import exploration_json
+    from onnx_gconv.exploration.folder import require_kept
+    from onnx_gconv.exploration.point import exploration_json
+    from onnx_gconv.exploration.solutions import prepare_resumable
     from onnx_gconv.files import locked, make_folder, write_text
     from onnx_gconv.model.file import sha256
-    from onnx_gconv.planning.exploration import prepare_resumable
 
     require_engine(args)
     story = Story(args)

@@ -14,14 +14,14 @@ from onnx_gconv.cli.training import require_torch
 from onnx_gconv.errors import PointError
 
 if TYPE_CHECKING:
-    from onnx_gconv.explore.engine import Engine
-    from onnx_gconv.explore.folder import Folder
-    from onnx_gconv.explore.job import Calibrating, Errand, Job, Tuning
-    from onnx_gconv.explore.point import Point
-    from onnx_gconv.explore.running import Failure
+    from onnx_gconv.exploration.engine import Engine
+    from onnx_gconv.exploration.folder import Folder
+    from onnx_gconv.exploration.job import Brief, Calibrating, Goal, Tuning
+    from onnx_gconv.exploration.point import Point
+    from onnx_gconv.exploration.running import Failure
     from onnx_gconv.model.network import Network
-    from onnx_gconv.planning.planner import Prepared
-    from onnx_gconv.planning.solving import Progress
+    from onnx_gconv.pipeline.planner import Prepared
+    from onnx_gconv.pipeline.solving import Progress
     from onnx_gconv.recover.calibration import Calibration
 
 
@@ -30,7 +30,7 @@ def require_engine(args: argparse.Namespace) -> None:
     if args.finetune is not None:
         require_torch("--finetune")
     if args.engine == "ray":
-        from onnx_gconv.explore.ray import require_cluster
+        from onnx_gconv.exploration.ray import require_cluster
 
         require_cluster(args.address)
 
@@ -49,7 +49,7 @@ class Exploring:
     def open_data(self) -> None:
         """Look at the data of --eval and --finetune, so that what is wrong with it is told before any work."""
         from onnx_gconv.data.open import open_data
-        from onnx_gconv.explore.job import Tuning
+        from onnx_gconv.exploration.job import Tuning
 
         args, preprocessing = self._args, options.preprocessing(self._args)
         if args.eval is not None:
@@ -60,11 +60,11 @@ class Exploring:
 
     def planned(self, prepared: "Prepared", sha256: str) -> "Iterator[list[Point]]":
         """Yield the points, all plans, once they are searched; their files are written."""
-        from onnx_gconv.explore.folder import Folder
-        from onnx_gconv.explore.point import planned_point
+        from onnx_gconv.exploration.folder import Folder
+        from onnx_gconv.exploration.point import planned_point
         from onnx_gconv.files import write_text
-        from onnx_gconv.plan import to_json
-        from onnx_gconv.planning.planner import plan_within
+        from onnx_gconv.pipeline.planner import plan_within
+        from onnx_gconv.plans import to_json
 
         points: list[Point] = []
         jobs = self._jobs(prepared)
@@ -81,18 +81,18 @@ class Exploring:
 
     def made(self, prepared: "Prepared", calibration: "Calibration | None", sha256: str) -> "Iterator[list[Point]]":
         """Yield the points so far, in order, whenever there is one more."""
-        from onnx_gconv.explore.folder import Folder
-        from onnx_gconv.explore.point import Point
-        from onnx_gconv.explore.running import run_jobs
+        from onnx_gconv.exploration.folder import Folder
+        from onnx_gconv.exploration.point import Point
+        from onnx_gconv.exploration.running import run_jobs
 
         settings = self._settings(prepared, sha256)
         folder = Folder(self._args.output, settings)
-        errand = self._errand(prepared, self._calibrating(prepared, calibration, folder, settings), sha256)
+        brief = self._errand(prepared, self._calibrating(prepared, calibration, folder, settings), sha256)
         jobs = self._jobs(prepared)
         points: dict[str, Point] = {}
         with self._story.progress("exploring") as progress:
             progress(0, len(jobs), "")
-            for result in run_jobs(errand, jobs, folder, self._engine()):
+            for result in run_jobs(brief, jobs, folder, self._engine()):
                 if isinstance(result, Point):
                     points[result.name] = result
                     self._tell(result, progress, done=len(points) + len(self._failures), total=len(jobs))
@@ -111,19 +111,19 @@ class Exploring:
             done = "the other points are written" if len(self._failures) < self._args.points else "no point is written"
             raise PointError(f"{names} could not be made: {first.message} ({done})", hint=first.hint)
 
-    def _jobs(self, prepared: "Prepared") -> "list[Job]":
-        from onnx_gconv.explore.running import jobs_for
-        from onnx_gconv.planning.exploration import budgets
+    def _jobs(self, prepared: "Prepared") -> "list[Goal]":
+        from onnx_gconv.exploration.running import jobs_for
+        from onnx_gconv.exploration.solutions import budgets
 
         assert prepared.table is not None, "an exploration searches, it follows no rule"
         return jobs_for(budgets(prepared.table, self._args.by, self._args.points))
 
     def _engine(self) -> "Engine":
         if self._args.engine == "ray":
-            from onnx_gconv.explore.ray import run_on_ray
+            from onnx_gconv.exploration.ray import run_on_ray
 
             return partial(run_on_ray, address=self._args.address, cores=self._args.jobs)
-        from onnx_gconv.explore.local import run_here
+        from onnx_gconv.exploration.local import run_here
 
         return partial(run_here, cores=self._args.jobs)
 
@@ -133,8 +133,8 @@ class Exploring:
         """Return the samples, and what the layers cost by them: that holds for all budgets, so it is measured here and once."""
         if calibration is None:
             return None
-        from onnx_gconv.explore.job import Calibrating
-        from onnx_gconv.planning.planner import is_measured
+        from onnx_gconv.exploration.job import Calibrating
+        from onnx_gconv.pipeline.planner import is_measured
 
         costs = None
         if is_measured(prepared):
@@ -145,10 +145,10 @@ class Exploring:
                 costs = folder.costs(needed, lambda: measuring.costs(prepared.groupings, None))
         return Calibrating(self._args.calib, self._args.calib_samples, costs)
 
-    def _errand(self, prepared: "Prepared", calibrating: "Calibrating | None", sha256: str) -> "Errand":
-        from onnx_gconv.explore.job import Errand
+    def _errand(self, prepared: "Prepared", calibrating: "Calibrating | None", sha256: str) -> "Brief":
+        from onnx_gconv.exploration.job import Brief
 
-        return Errand(
+        return Brief(
             model=self._source.path,
             data_files=self._source.data_files,
             sha256=sha256,
@@ -163,7 +163,7 @@ class Exploring:
     def _settings(self, prepared: "Prepared", sha256: str) -> "dict[str, object]":
         """Return all that the points depend on: one made with other settings is made again."""
         from onnx_gconv.data.identity import data_identity
-        from onnx_gconv.planning.exploration import solution_settings
+        from onnx_gconv.exploration.solutions import solution_settings
 
         args, request, tuning = self._args, prepared.request, self._tuning
         return {
@@ -181,7 +181,7 @@ class Exploring:
         }
 
     def _tell(self, point: "Point", progress: "Progress", *, done: int, total: int) -> None:
-        from onnx_gconv.explore.point import measured
+        from onnx_gconv.exploration.point import measured
 
         progress(done, total, point.name)
         measure = measured([point])

@@ -37,7 +37,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from onnx_gconv.deploy.opset import standard_opset
     from onnx_gconv.errors import VerifyError
     from onnx_gconv.model.file import save_atomically
-    from onnx_gconv.verify import default_tolerance, verify
+    from onnx_gconv.verification import default_tolerance, verify
 
     story = Story(args)
     source = open_source(args)

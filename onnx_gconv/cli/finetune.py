@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import onnx
 
     from onnx_gconv.data.batch import Data
-    from onnx_gconv.plan import Plan
+    from onnx_gconv.plans import Plan
     from onnx_gconv.torch.team import Team
-    from onnx_gconv.torch.training import Record, Settings
+    from onnx_gconv.torch.training import Record, TrainingSettings
 
 TEACH = """\
 Train a pruned model in PyTorch while the weights that the plan drops stay zero, and write it back into the same graph,
@@ -106,7 +106,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:
     from onnx_gconv.data.open import open_data
     from onnx_gconv.model.file import save_atomically
-    from onnx_gconv.plan import read_plan
+    from onnx_gconv.plans import read_plan
     from onnx_gconv.torch.finetuning import Listener, Task, finetune, metrics_beside
 
     plan = read_plan(args.plan)
@@ -146,9 +146,9 @@ def start_model(source: Source, plan: "Plan", args: argparse.Namespace, story: S
     return fitted.model
 
 
-def learning_settings(args: argparse.Namespace, data: "Data") -> "Settings":
+def learning_settings(args: argparse.Namespace, data: "Data") -> "TrainingSettings":
     """Return what the flags of `add_learning` ask for, with this data."""
-    from onnx_gconv.torch.training import Settings
+    from onnx_gconv.torch.training import TrainingSettings
 
     distill = args.distill if args.distill is not None else 0.0 if data.has_labels else 1.0
     if distill < 1 and not data.has_labels:
@@ -156,7 +156,7 @@ def learning_settings(args: argparse.Namespace, data: "Data") -> "Settings":
             f"'{data.name}' has no labels, so --distill {distill:g} has nothing to take the rest of the loss from.",
             hint="--distill 1, or data with labels",
         )
-    return Settings(
+    return TrainingSettings(
         epochs=args.epochs,
         lr=args.lr,
         batch_size=args.batch_size,
@@ -174,7 +174,7 @@ def learning_settings(args: argparse.Namespace, data: "Data") -> "Settings":
 def _teacher(args: argparse.Namespace, source: Source, plan: "Plan") -> "onnx.ModelProto":
     """Return the dense model to learn from."""
     from onnx_gconv.model.file import load
-    from onnx_gconv.verify import require_same_interface
+    from onnx_gconv.verification import require_same_interface
 
     if args.teacher is not None:
         teacher = load(args.teacher)
@@ -194,7 +194,7 @@ def _is_masked(source: Source, plan: "Plan") -> bool:
     return bool(plan.layers) and dropped_share(source.model, plan) == 0
 
 
-def _tell(record: "Record", settings: "Settings", story: Story, *, has_labels: bool) -> None:
+def _tell(record: "Record", settings: "TrainingSettings", story: Story, *, has_labels: bool) -> None:
     parts = []
     if record.train_loss is not None:
         parts.append(f"loss {record.train_loss:.4f}")

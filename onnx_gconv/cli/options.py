@@ -12,7 +12,7 @@ from onnx_gconv.cli.training import require_torch
 
 if TYPE_CHECKING:
     from onnx_gconv.data.preprocessing import Preprocessing, Size
-    from onnx_gconv.planning.request import Request
+    from onnx_gconv.pipeline.settings import Request
 
 # Arguments that name what a command reads, and what that is.
 READ = {
@@ -266,7 +266,7 @@ def check_measured(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 def request(args: argparse.Namespace) -> "Request":
     """Return what the flags of `add_choosing` or `add_method` ask for."""
-    from onnx_gconv.planning.request import Request
+    from onnx_gconv.pipeline.settings import Request
     from onnx_gconv.search.budget import parse_latency, parse_limit
     from onnx_gconv.solve.layer import Solver
 
@@ -299,7 +299,7 @@ def requests(args: argparse.Namespace) -> "list[Request]":
     first = request(args)
     if args.target is None and args.timing is not None:
         from onnx_gconv.cli.sweeping import target_of
-        from onnx_gconv.deploy.cost_table import read_table
+        from onnx_gconv.deploy.time_table import read_table
 
         first = replace(first, target=target_of(read_table(args.timing).bench.runner))
     if args.gathers is not None or first.target == "generic":

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import onnx
 
     from onnx_gconv.model.network import Network
-    from onnx_gconv.planning.planner import GathersMs, Planned
-    from onnx_gconv.planning.request import Request
-    from onnx_gconv.planning.solving import Progress
-    from onnx_gconv.planning.trial import Guide
-    from onnx_gconv.search.exact import Found
+    from onnx_gconv.pipeline.planner import GathersMs, Planned
+    from onnx_gconv.pipeline.settings import Request
+    from onnx_gconv.pipeline.solving import Progress
+    from onnx_gconv.pipeline.trial import Guide
+    from onnx_gconv.search.exact import SearchResult
     from onnx_gconv.search.latency import Prediction
 
 TEACH = """\
@@ -59,8 +59,8 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.refine_steps is not None:
         require_torch("--refine-steps")
     from onnx_gconv.files import write_text
-    from onnx_gconv.plan import to_json
-    from onnx_gconv.planning.bounds import layer_bounds
+    from onnx_gconv.pipeline.bounds import layer_bounds
+    from onnx_gconv.plans import to_json
 
     story = Story(args)
     source = open_source(args)
@@ -130,7 +130,7 @@ def feasible_plans(
     """
     from onnx_gconv.errors import BudgetError, ModelError
     from onnx_gconv.model.file import sha256
-    from onnx_gconv.planning.planner import make_plan
+    from onnx_gconv.pipeline.planner import make_plan
 
     digest = sha256(source.path)
 
@@ -157,7 +157,7 @@ def feasible_plans(
         yield from plans()
 
 
-def searched(found: "Found") -> str:
+def searched(found: "SearchResult") -> str:
     """Return one sentence on how good the search's choice is."""
     known = found.as_dict()
     if known["gap"] is None:

@@ -10,9 +10,9 @@ from onnx_gconv.cli.story import Story
 
 if TYPE_CHECKING:
     from onnx_gconv.model.network import Network
-    from onnx_gconv.plan import Plan
-    from onnx_gconv.planning.request import Request
-    from onnx_gconv.planning.solving import Progress
+    from onnx_gconv.pipeline.settings import Request
+    from onnx_gconv.pipeline.solving import Progress
+    from onnx_gconv.plans import Plan
     from onnx_gconv.recover.calibration import Calibration
     from onnx_gconv.recover.guide import CalibratedGuide
     from onnx_gconv.recover.recovery import Recovery
@@ -73,10 +73,10 @@ def recovered(
     source: Source, plan: "Plan", calibration: "Calibration", args: argparse.Namespace, story: Story
 ) -> "tuple[Source, Recovery]":
     """Return the source with its masked weights fitted, and what that brought."""
-    from onnx_gconv.recover.reconstruct import Effort
+    from onnx_gconv.recover.fitting import FitOptions
     from onnx_gconv.recover.recovery import recover
 
-    effort = Effort(seed=args.seed, jobs=args.jobs)
+    effort = FitOptions(seed=args.seed, jobs=args.jobs)
     with story.progress("recovering") as progress:
         model, recovery = recover(source.model, plan, calibration, effort=effort, progress=progress)
     if _is_one_sample(calibration):

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from onnx_gconv.data.batch import Data
     from onnx_gconv.model.network import Network
-    from onnx_gconv.plan import Plan, PlannedLayer
-    from onnx_gconv.planning.planner import Planned
-    from onnx_gconv.planning.request import Request
-    from onnx_gconv.torch.training import Settings
+    from onnx_gconv.pipeline.planner import Planned
+    from onnx_gconv.pipeline.settings import Request
+    from onnx_gconv.plans import Plan, PlannedLayer
+    from onnx_gconv.torch.training import TrainingSettings
 
 FLAGS = ("refine_data", "refined", "refine_epochs", "refine_lr", "refine_batch_size")  # of no use without --refine-steps
 Planner = Callable[["onnx.ModelProto", "list[Request]"], "Planned"]
@@ -101,7 +101,7 @@ def refine(
 
 def _budgets(requests: "list[Request]", network: "Network", steps: int) -> "Iterator[list[Request]]":
     """Yield the requests with budgets that fall by equal factors; the last ones are what is asked."""
-    from onnx_gconv.planning.planner import resolve_budget
+    from onnx_gconv.pipeline.planner import resolve_budget
     from onnx_gconv.search.budget import Limit
 
     asked = resolve_budget(requests[0], network).as_dict()
@@ -117,10 +117,10 @@ def _budgets(requests: "list[Request]", network: "Network", steps: int) -> "Iter
     yield requests
 
 
-def _settings(args: argparse.Namespace, data: "Data") -> "Settings":
-    from onnx_gconv.torch.training import Settings
+def _settings(args: argparse.Namespace, data: "Data") -> "TrainingSettings":
+    from onnx_gconv.torch.training import TrainingSettings
 
-    return Settings(
+    return TrainingSettings(
         epochs=args.refine_epochs or 1,
         lr=args.refine_lr or 0.01,
         batch_size=args.refine_batch_size or 128,
@@ -138,9 +138,9 @@ def _settings(args: argparse.Namespace, data: "Data") -> "Settings":
 def _kept_of(model: "onnx.ModelProto", network: "Network", plan: "Plan", request: "Request") -> "tuple[PlannedLayer, ...]":
     """Return the plan's layers with the share that they keep of the given model, and not of the tuned one."""
     from onnx_gconv.model.constants import Constants
-    from onnx_gconv.planning.importances import layer_importance
-    from onnx_gconv.rewrite.fit import fit
+    from onnx_gconv.pipeline.importances import layer_importance
     from onnx_gconv.rewrite.mask import local_mask
+    from onnx_gconv.rewrite.match import fit
 
     constants = Constants(model)
     layers = {layer.name: layer for layer in network.layers}

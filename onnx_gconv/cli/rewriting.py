@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from onnx_gconv.model.shapes import Shape
-    from onnx_gconv.plan import Plan
-    from onnx_gconv.verified import Rewritten
+    from onnx_gconv.pipeline.rewriting import Rewritten
+    from onnx_gconv.plans import Plan
 
 
 def rewrite(source: Source, plan: "Plan", args: argparse.Namespace, story: Story, shapes: "Mapping[str, Shape]") -> "Rewritten":
     """Return the grouped model, verified unless --no-verify was given."""
-    from onnx_gconv.verified import rewrite_verified
+    from onnx_gconv.pipeline.rewriting import rewrite_verified
 
     if args.no_verify:
         story.warn("not verified: --no-verify was given")

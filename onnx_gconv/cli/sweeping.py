@@ -13,14 +13,14 @@ from onnx_gconv.cli.story import Story
 if TYPE_CHECKING:
     import onnx
 
-    from onnx_gconv.deploy.cost_table import CostTable
     from onnx_gconv.deploy.host import Host
-    from onnx_gconv.deploy.program import Job
+    from onnx_gconv.deploy.program import RunnerCall
+    from onnx_gconv.deploy.time_table import TimeTable
     from onnx_gconv.deploy.timing_file import Timing
     from onnx_gconv.model.network import Network
-    from onnx_gconv.plan import Plan
-    from onnx_gconv.planning.planner import GathersMs
-    from onnx_gconv.planning.request import Request
+    from onnx_gconv.pipeline.planner import GathersMs
+    from onnx_gconv.pipeline.settings import Request
+    from onnx_gconv.plans import Plan
     from onnx_gconv.search.target import TargetName
 
 LAYER_SECONDS = 0.1  # of what --seconds says: there are many layers, and each is short
@@ -32,7 +32,7 @@ def target_of(runner: str) -> "TargetName":
     return "ort-cpu" if runner == "ort-cpu" else "tensorrt"
 
 
-def run_sweep(source: Source, network: "Network", job: "Job", host: "Host", path: Path, story: Story) -> "CostTable":
+def run_sweep(source: Source, network: "Network", job: "RunnerCall", host: "Host", path: Path, story: Story) -> "TimeTable":
     """Return the table of the model's layers on the host, each entry written to the file as soon as it is measured."""
     from onnx_gconv.deploy.exporting import export
     from onnx_gconv.deploy.precision import typed
@@ -67,24 +67,24 @@ def with_latencies(
     """
     if args.timing is None and args.max_latency is None:
         return requests, None
-    from onnx_gconv.deploy.cost_table import read_table
     from onnx_gconv.deploy.sweep import latencies_of
+    from onnx_gconv.deploy.time_table import read_table
 
     if args.timing is not None:
         path, table = args.timing, read_table(args.timing)
     else:
         from onnx_gconv.deploy.host import ThisMachine
-        from onnx_gconv.deploy.program import Job
+        from onnx_gconv.deploy.program import RunnerCall
 
         story.tell("timing every layer on this CPU; `bench --sweep` keeps the times for the next run")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "table.json"
-            table = run_sweep(source, network, Job("ort-cpu", ()), ThisMachine(3600.0), path, story)
+            table = run_sweep(source, network, RunnerCall("ort-cpu", ()), ThisMachine(3600.0), path, story)
     latencies = latencies_of(table, source.model, network, path=path)
     return [replace(request, latencies=latencies) for request in requests], _gathers_ms(source, network, table, path)
 
 
-def _gathers_ms(source: Source, network: "Network", table: "CostTable", path: Path) -> "GathersMs":
+def _gathers_ms(source: Source, network: "Network", table: "TimeTable", path: Path) -> "GathersMs":
     """Return the function that says what the Gathers of a plan take."""
     from onnx_gconv.deploy.sweep import gather_time
     from onnx_gconv.rewrite.group import placement_of

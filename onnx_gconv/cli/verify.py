@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from onnx_gconv.cli.source import open_source
     from onnx_gconv.errors import VerifyError
     from onnx_gconv.model.file import load
-    from onnx_gconv.verify import default_tolerance, finite, verify
+    from onnx_gconv.verification import default_tolerance, finite, verify
 
     if args.samples < 1:
         raise VerifyError(f"--samples {args.samples} compares nothing.", hint="ask for at least 1")

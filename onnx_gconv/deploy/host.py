@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from onnx_gconv.deploy.program import Job, program_file
+from onnx_gconv.deploy.program import RunnerCall, program_file
 from onnx_gconv.deploy.timing_file import RunnerName, Timing, read_timing
 from onnx_gconv.errors import DeployError
 from onnx_gconv.model.file import load_with_data_files, save
@@ -29,7 +29,7 @@ class Host(Protocol):
     def address(self) -> str | None:
         """Return how --host names it; None for this machine."""
 
-    def measure(self, job: Job) -> list[Timing]:
+    def measure(self, job: RunnerCall) -> list[Timing]:
         """Return what the runner measured of each model."""
 
     def versions(self, runner: RunnerName, extra: Sequence[str]) -> dict[str, str]:
@@ -46,7 +46,7 @@ class ThisMachine:
     def address(self) -> str | None:
         return None
 
-    def measure(self, job: Job) -> list[Timing]:
+    def measure(self, job: RunnerCall) -> list[Timing]:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / REPORT
             models = [str(model) for model in job.models]
@@ -77,7 +77,7 @@ class SshHost:
     def address(self) -> str | None:
         return f"ssh://{self._name}"
 
-    def measure(self, job: Job) -> list[Timing]:
+    def measure(self, job: RunnerCall) -> list[Timing]:
         with tempfile.TemporaryDirectory() as folder, self._folder() as there:
             local = Path(folder)
             names = _stage(job, local / "job")
@@ -182,7 +182,7 @@ def _runner_failure(done: "subprocess.CompletedProcess[str]", who: str) -> Deplo
     )
 
 
-def _read_reports(job: Job, folder: Path) -> list[Timing]:
+def _read_reports(job: RunnerCall, folder: Path) -> list[Timing]:
     """Return the reports, each with the model's path as it was given here."""
     timings = [read_timing(folder / _report_name(number)) for number in range(len(job.models))]
     return [
@@ -199,7 +199,7 @@ def _versions(text: str) -> dict[str, str]:
     return dict(re.findall(r'"(\w+)": "([^"]*)"', text))
 
 
-def _stage(job: Job, folder: Path) -> list[str]:
+def _stage(job: RunnerCall, folder: Path) -> list[str]:
     """Put the runner and, each in a folder of its own, the models into a folder to be copied; return the models' names there.
 
     Links do: scp follows them. A model with external data is written anew, all of its data in one file beside it.

@@ -22,7 +22,7 @@ FIRST_TYPED_TENSORRT = 11
 
 
 @dataclass(frozen=True)
-class Job:
+class RunnerCall:
     """Models for one runner, measured in turns, and how."""
 
     runner: RunnerName

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import onnx
 
-from onnx_gconv.deploy.cost_table import Bench, CostTable, GatherTime, read_table, write_table
 from onnx_gconv.deploy.one_layer import LayerShape, gather_models, layer_model, layer_shape, yardstick_model
+from onnx_gconv.deploy.time_table import Bench, GatherTime, TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.errors import DeployError
 from onnx_gconv.model.network import Layer, Network
@@ -30,7 +30,7 @@ class Device:
     block: int
 
 
-def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Device, progress: Progress) -> CostTable:
+def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Device, progress: Progress) -> TimeTable:
     """Return the table with every entry that this model needs; each one is in the file as soon as it is measured."""
     table = read_table(path) if path.exists() else None
     todo = _todo(model, network, device.block, table)
@@ -39,7 +39,7 @@ def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Devic
         timings = device.measure([yardstick_model(), *models])
         bench, (yardstick_ms, *times_ms) = Bench.of(timings[0], device.host), [_median_ms(timing) for timing in timings]
         if table is None:
-            table = CostTable(bench, yardstick_ms, {}, {}, {})
+            table = TimeTable(bench, yardstick_ms, {}, {}, {})
         elif table.bench != bench:
             raise DeployError(
                 f"'{path}' holds times of {_name(table.bench)}, and this is {_name(bench)}.", hint="write to another file"
@@ -52,11 +52,11 @@ def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Devic
     return table
 
 
-Enter = Callable[[CostTable, list[float]], CostTable]
+Enter = Callable[[TimeTable, list[float]], TimeTable]
 Task = tuple[str, Sequence[onnx.ModelProto], Enter]
 
 
-def _todo(model: onnx.ModelProto, network: Network, block: int, table: CostTable | None) -> list[Task]:
+def _todo(model: onnx.ModelProto, network: Network, block: int, table: TimeTable | None) -> list[Task]:
     """Return what is to be measured: a label, models that take turns, and where their times go in the table."""
     tasks: list[Task] = []
     structure = structure_of(model, network)
@@ -84,13 +84,13 @@ def _layer_task(shape: LayerShape, wanted: list[int]) -> Task:
 def _gather_task(tensor: Shape, dtype: str) -> Task:
     models = [*gather_models(tensor, dtype, before_add=False), *gather_models(tensor, dtype, before_add=True)]
 
-    def enter(table: CostTable, ms: list[float]) -> CostTable:
+    def enter(table: TimeTable, ms: list[float]) -> TimeTable:
         return table.with_gather(tensor, GatherTime(max(0.0, ms[1] - ms[0]), max(0.0, ms[3] - ms[2])))
 
     return f"Gather of {'x'.join(map(str, tensor))}", models, enter
 
 
-def latencies_of(table: CostTable, model: onnx.ModelProto, network: Network, *, path: Path) -> LayerLatencies:
+def latencies_of(table: TimeTable, model: onnx.ModelProto, network: Network, *, path: Path) -> LayerLatencies:
     """Return the times of this model's layers; refuse a table that was not measured for it."""
     structure = structure_of(model, network)
     layer_ms = {layer.name: table.layers[shape] for layer, shape in _shapes(model, network) if shape in table.layers}
@@ -102,7 +102,7 @@ def latencies_of(table: CostTable, model: onnx.ModelProto, network: Network, *, 
     return LayerLatencies(table.bench.runner, table.bench.host, table.models[structure], layer_ms)
 
 
-def gather_time(table: CostTable, tensor: Shape, *, path: Path) -> GatherTime:
+def gather_time(table: TimeTable, tensor: Shape, *, path: Path) -> GatherTime:
     """Return what a Gather of the channels of such a tensor takes."""
     if tensor not in table.gathers:
         raise DeployError(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.model.network import Layer
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.store import Store
+from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Walk, put_inputs
 from onnx_gconv.runtime import Feeds
 
@@ -21,7 +21,7 @@ def input_strengths(
     flow = Flow(model)
     sources = [flow.nodes[flow.producer[layer.name]].input[0] for layer in layers]
     found: dict[str, NDArray[np.float64]] = {}
-    with Store() as store, ThreadPoolExecutor(jobs) as pool:
+    with ActivationStore() as store, ThreadPoolExecutor(jobs) as pool:
         shares = put_inputs(feeds, flow.inputs, [store])
         batches = [batch for share in shares for batch in share]
         walk = Walk(flow, store, later=[{source} for source in sources])

@@ -11,11 +11,11 @@ import onnx
 
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import find_convs
-from onnx_gconv.plan import Plan
+from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.divergence import divergence
+from onnx_gconv.recover.fitting import FitOptions, Progress, fit_layers, plan_sites
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.reconstruct import Effort, Progress, plan_sites, reconstruct
 from onnx_gconv.recover.sensitivity import Key, sensitivities
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.rewrite.mask import mask
@@ -39,7 +39,7 @@ class CalibratedGuide:
     def __init__(self, model: onnx.ModelProto, calibration: Calibration, *, seed: int, jobs: int, progress: Progress) -> None:
         self._model = model
         self._calibration = calibration
-        self._effort = Effort(
+        self._effort = FitOptions(
             positions_a_weight=TRIAL_POSITIONS_A_WEIGHT,
             least_positions=TRIAL_LEAST_POSITIONS,
             relaxations=TRIAL_RELAXATIONS,
@@ -94,12 +94,12 @@ class CalibratedGuide:
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(judged, plans))
 
-    def _recovered(self, plan: Plan, effort: Effort, *, is_told: bool = True) -> onnx.ModelProto:
+    def _recovered(self, plan: Plan, effort: FitOptions, *, is_told: bool = True) -> onnx.ModelProto:
         """Return the plan carried out, quickly. Of several at once, one tells how far it is."""
         masked = mask(self._model, plan)
         sites, feeds = plan_sites(masked, plan), self._calibration.feeds(self._fitted_samples)
         progress = self._progress if is_told else lambda *_: None
-        return reconstruct(self._model, masked, sites, feeds, effort=effort, progress=progress).model
+        return fit_layers(self._model, masked, sites, feeds, effort=effort, progress=progress).model
 
     @cached_property
     def _expected(self) -> list[dict[str, Result]]:

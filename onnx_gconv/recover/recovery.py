@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnx_gconv.evaluate import evaluate
-from onnx_gconv.plan import Plan
+from onnx_gconv.evaluation import evaluate
+from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
-from onnx_gconv.recover.reconstruct import Effort, LayerError, Progress, plan_sites, reconstruct
+from onnx_gconv.recover.fitting import FitOptions, LayerError, Progress, fit_layers, plan_sites
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import Feeds
-from onnx_gconv.verify import finite
+from onnx_gconv.verification import finite
 
 METHOD = "closed-form"
 COMPARED = 250  # samples that are enough to say how far the outputs are off
@@ -38,7 +38,7 @@ class Recovery:
 
 
 def recover(
-    model: onnx.ModelProto, plan: Plan, calibration: Calibration, *, effort: Effort, progress: Progress
+    model: onnx.ModelProto, plan: Plan, calibration: Calibration, *, effort: FitOptions, progress: Progress
 ) -> tuple[onnx.ModelProto, Recovery]:
     """Return the masked model with weights fitted to the dense one's behaviour on the calibration samples."""
     masked = mask(model, plan)
@@ -50,7 +50,7 @@ def recover(
             samples += len(next(iter(feeds.values())))
             yield feeds
 
-    fitted = reconstruct(model, masked, plan_sites(masked, plan), counted(), effort=effort, progress=progress)
+    fitted = fit_layers(model, masked, plan_sites(masked, plan), counted(), effort=effort, progress=progress)
     limit = min(COMPARED, calibration.samples)
     found = [evaluate(candidate, calibration.data, reference=model, limit=limit) for candidate in (masked, fitted.model)]
     before, after = (max((gap.relative_l2 for gap in each.outputs.values()), default=float("nan")) for each in found)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.recover.divergence import score_error
 from onnx_gconv.recover.fit import Fit
+from onnx_gconv.recover.fitting import FitOptions, Progress, chosen_damping, half_moments, shared_rows, site_reads
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.normal import Coefficients, Sums, add_up, residual, solve, variance
-from onnx_gconv.recover.reconstruct import Effort, Progress, chosen_damping, half_moments, shared_rows, site_reads
 from onnx_gconv.recover.site import find_sites
-from onnx_gconv.recover.store import Store
+from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Walk, put_inputs
 from onnx_gconv.recover.work import Work
 from onnx_gconv.runtime import Feeds, run, session
@@ -32,7 +32,7 @@ def sensitivities(
     feeds: Iterable[Feeds],
     *,
     probes: int,
-    effort: Effort,
+    effort: FitOptions,
     progress: Progress,
 ) -> dict[Key, float]:
     """Return, for each layer and number of groups, how far the outputs are off when the layer gets these groups and is fitted.
@@ -47,7 +47,7 @@ def sensitivities(
     # Without a plan: every layer sees all its inputs, so that their moments serve any grouping.
     sites = [site for site in find_sites(flows[1], constants, {}) if site.name in names]
     found: dict[Key, float] = {}
-    with Store() as dense_store, Store() as store, ThreadPoolExecutor(effort.jobs) as pool:
+    with ActivationStore() as dense_store, ActivationStore() as store, ThreadPoolExecutor(effort.jobs) as pool:
         work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, store)))
         probed = [batch for share in work.shares for batch in share][:probes]
         whole = session(dense, threads=effort.jobs)
@@ -85,7 +85,7 @@ class Fitted:
     error: float
 
 
-def _fitted(fit: Fit, halves: tuple[Sums, ...], effort: Effort, grouping: Grouping) -> Fitted:
+def _fitted(fit: Fit, halves: tuple[Sums, ...], effort: FitOptions, grouping: Grouping) -> Fitted:
     regrouped = [fit.regrouped(half, grouping) for half in halves]
     other, parts = regrouped[0][0], tuple(part for _, part in regrouped)
     damping = chosen_damping(other, parts, effort)
@@ -110,7 +110,7 @@ def _between(errors: Sequence[float], at: Sequence[int], costs: Sequence[float])
 class _Rest:
     """What is left of a model from one layer on, with that layer's weights as inputs."""
 
-    def __init__(self, walk: Walk, store: Store, fit: Fit) -> None:
+    def __init__(self, walk: Walk, store: ActivationStore, fit: Fit) -> None:
         self._store = store
         known = {name: store.get(name, 0) for name in store.names()}
         weights: dict[str, NDArray[np.generic]] = fit.tensors(fit.before)

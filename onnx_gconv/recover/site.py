@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx_gconv.model.attributes import clip_range, floating, integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.network import FLOATS
-from onnx_gconv.plan import PlannedLayer
+from onnx_gconv.plans import PlannedLayer
 from onnx_gconv.recover.flow import Flow
 
 Channels = NDArray[np.int64]

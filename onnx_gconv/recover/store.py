@@ -13,7 +13,7 @@ from onnx_gconv.errors import DataError
 MEMORY_BYTES = 2**27  # what a store keeps in memory before it writes to the disk
 
 
-class Store:
+class ActivationStore:
     """Arrays by tensor name and number of the batch."""
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -24,7 +24,7 @@ class Store:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
 
-    def __enter__(self) -> "Store":
+    def __enter__(self) -> "ActivationStore":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.store import Store
+from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.runtime import Feeds, run, session
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -16,7 +16,7 @@ Arrays = dict[str, NDArray[np.generic]]
 SAMPLES_A_SHARE = 16
 
 
-def put_inputs(feeds: Iterable[Feeds], names: Sequence[str], stores: Sequence[Store]) -> list[range]:
+def put_inputs(feeds: Iterable[Feeds], names: Sequence[str], stores: Sequence[ActivationStore]) -> list[range]:
     """Keep the model's inputs as the first tensors of these stores, and return the batches in runs of some samples each.
 
     A run is a piece of work for a thread: single samples would be too small to multiply matrices of.
@@ -34,7 +34,7 @@ def put_inputs(feeds: Iterable[Feeds], names: Sequence[str], stores: Sequence[St
 class Walk:
     """How far a model has been run: the store holds every tensor that a node still to run, or somebody later, reads."""
 
-    def __init__(self, flow: Flow, store: Store, *, later: Iterable[Collection[str]]) -> None:
+    def __init__(self, flow: Flow, store: ActivationStore, *, later: Iterable[Collection[str]]) -> None:
         self.flow = flow
         self.constants: dict[str, NDArray[np.generic]] = {}  # new weights, by name
         self._store = store

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnx_gconv.explore.point import Point, before_tuning, dominated, measured
+from onnx_gconv.exploration.point import Point, before_tuning, dominated, measured
+from onnx_gconv.exploration.solutions import Axis
 from onnx_gconv.model.network import Network
-from onnx_gconv.planning.exploration import Axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnx_gconv.evaluate import Evaluation
+from onnx_gconv.evaluation import Evaluation
 from onnx_gconv.model.network import Network
-from onnx_gconv.plan import Plan
+from onnx_gconv.plans import Plan
 from onnx_gconv.recover.recovery import Recovery
 from onnx_gconv.search.latency import Prediction
 from onnx_gconv.timing import Latency
-from onnx_gconv.verify import Verification
+from onnx_gconv.verification import Verification
 
 
 @dataclass(frozen=True)

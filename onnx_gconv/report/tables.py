@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.table import Table
 
 from onnx_gconv.deploy.timing_file import Timing
-from onnx_gconv.evaluate import Evaluation
-from onnx_gconv.explore.point import Point, before_tuning, dominated, measured
+from onnx_gconv.evaluation import Evaluation
+from onnx_gconv.exploration.point import Point, before_tuning, dominated, measured
+from onnx_gconv.exploration.solutions import Axis
 from onnx_gconv.model.network import Network
-from onnx_gconv.plan import Plan
-from onnx_gconv.planning.exploration import Axis
+from onnx_gconv.plans import Plan
 from onnx_gconv.report.record import Outcome
-from onnx_gconv.verify import Verification
+from onnx_gconv.verification import Verification
 
 UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 

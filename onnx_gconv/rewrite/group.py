@@ -13,9 +13,9 @@ from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, Tie, find_spaces
 from onnx_gconv.model.surgery import Surgery
-from onnx_gconv.plan import Plan
-from onnx_gconv.rewrite.fit import Fitted, fit
+from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.lowering import LoweringName, lower
+from onnx_gconv.rewrite.match import Fitted, fit
 from onnx_gconv.rewrite.placement import BlockConv, GatherAt, Placed, Placement, place
 from onnx_gconv.solve.grouping import Order
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import layer_weight
 from onnx_gconv.model.surgery import Surgery
-from onnx_gconv.plan import Plan
-from onnx_gconv.rewrite.fit import Fitted, fit
+from onnx_gconv.plans import Plan
+from onnx_gconv.rewrite.match import Fitted, fit
 from onnx_gconv.solve.grouping import keep_mask
 
 

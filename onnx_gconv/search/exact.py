@@ -26,7 +26,7 @@ PROVEN = 2e-6  # HiGHS's tolerance, of a cost of at least 1
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """A choice within the budget, its cost, and a proven lower bound of any choice's cost."""
 
     choice: list[int]
@@ -45,12 +45,12 @@ class Found:
         return gap if gap > PROVEN * max(1.0, self.cost) else 0.0
 
 
-def search_exact(table: Table, budget: Budget, *, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> Found:
+def search_exact(table: Table, budget: Budget, *, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> SearchResult:
     """Return the choice of least cost within the budget, with the gap that is left if time runs out."""
     until = time.monotonic() + time_limit_seconds
     require_feasible(table, budget)
     if not table.rows:
-        return Found([], 0.0, 0.0)
+        return SearchResult([], 0.0, 0.0)
     knapsack = knapsack_of(table, budget)
     priced = price(knapsack)
     best = min((improved(knapsack, start) for start in _starts(table, budget, knapsack, priced)), key=knapsack.cost)
@@ -65,7 +65,7 @@ def search_exact(table: Table, budget: Budget, *, time_limit_seconds: float = TI
             break
         covers.append(_cover(knapsack, chosen))
     choice = (best - knapsack.first).tolist()
-    return Found(choice, table.cost(choice), min(bound, table.cost(choice)))
+    return SearchResult(choice, table.cost(choice), min(bound, table.cost(choice)))
 
 
 def _starts(table: Table, budget: Budget, knapsack: Knapsack, priced: Priced) -> list[Chosen]:

@@ -20,7 +20,7 @@ Signs = NDArray[np.float32]  # (channels, starts): +1 and -1 are the two halves
 
 
 @dataclass(frozen=True)
-class Site:
+class SharedAxis:
     """Channels with one partition; a fixed site has its channels in place: group g is the g-th stretch of them."""
 
     channels: int
@@ -45,7 +45,7 @@ class Level:
 
 
 def solve_coupled(
-    sites: Sequence[Site], terms: Sequence[Term], *, most_groups: int, seed: int, starts: int = 8, sweeps: int = 30
+    sites: Sequence[SharedAxis], terms: Sequence[Term], *, most_groups: int, seed: int, starts: int = 8, sweeps: int = 30
 ) -> list[Level]:
     """Return the levels 1, 2, 4, ... up to `most_groups`, as far as any term can use them."""
     rng = np.random.default_rng(seed)
@@ -63,7 +63,7 @@ def solve_coupled(
 
 
 def _halve(
-    sites: Sequence[Site],
+    sites: Sequence[SharedAxis],
     terms: Sequence[Term],
     coarse: Level,
     numbers: list[int],

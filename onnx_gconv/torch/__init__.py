@@ -7,7 +7,7 @@ import onnx
 
 from onnx_gconv.model.file import load as load_file
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.plan import Plan, read_plan
+from onnx_gconv.plans import Plan, read_plan
 from onnx_gconv.torch.comparing import require_equal
 from onnx_gconv.torch.importing import build
 from onnx_gconv.torch.masks import hold_masks

@@ -12,7 +12,7 @@ from onnx_gconv.model.shapes import Shape
 from onnx_gconv.runtime import Feeds, Result, feed_batches, run, session, with_outputs
 from onnx_gconv.torch.module import OnnxModule, explained, reads, run_node
 from onnx_gconv.torch.node import DTYPES
-from onnx_gconv.verify import Difference, batched, compare, default_tolerance, worst
+from onnx_gconv.verification import Difference, batched, compare, default_tolerance, worst
 
 SAMPLES = 2
 NODES_A_RUN = 64  # whose tensors are fetched at once, to bound memory

@@ -13,14 +13,14 @@ from onnx_gconv.data.batch import Data
 from onnx_gconv.errors import TrainingError
 from onnx_gconv.files import write_text
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.plan import Plan, to_json
+from onnx_gconv.plans import Plan, to_json
 from onnx_gconv.torch import checkpoint, load, save_back
 from onnx_gconv.torch.checkpoint import Checkpoint
 from onnx_gconv.torch.comparing import require_equal
 from onnx_gconv.torch.module import OnnxModule
 from onnx_gconv.torch.spool import spooled
 from onnx_gconv.torch.team import Team
-from onnx_gconv.torch.training import OnStep, Record, Settings, Training
+from onnx_gconv.torch.training import OnStep, Record, Training, TrainingSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Tuned:
     interrupted: bool
 
 
-def finetune(task: Task, settings: Settings, team: Team, *, output: Path, resume: bool, listener: Listener) -> Tuned:
+def finetune(task: Task, settings: TrainingSettings, team: Team, *, output: Path, resume: bool, listener: Listener) -> Tuned:
     """Return the best model by the validation split; Ctrl-C ends the training early and returns the best until then.
 
     Writes `<stem>.checkpoint.pt` and `<stem>.metrics.jsonl` beside `output` after every epoch.
@@ -123,7 +123,7 @@ def metrics_beside(output: Path) -> Path:
     return output.with_name(f"{output.stem}.metrics.jsonl")
 
 
-def _purpose(task: Task, settings: Settings, samples: int) -> dict[str, str]:
+def _purpose(task: Task, settings: TrainingSettings, samples: int) -> dict[str, str]:
     """Return what must be the same for a training to go on."""
 
     def digest(data: bytes) -> str:

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from onnx_gconv.errors import PlanError
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.plan import Plan
-from onnx_gconv.rewrite.fit import Fitted, fit
+from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.mask import local_mask
+from onnx_gconv.rewrite.match import Fitted, fit
 from onnx_gconv.torch.module import OnnxModule
 
 

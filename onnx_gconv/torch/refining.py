@@ -8,17 +8,19 @@ import onnx
 from onnx_gconv.data.batch import Data
 from onnx_gconv.errors import TrainingError
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.plan import Plan
+from onnx_gconv.plans import Plan
 from onnx_gconv.torch import load, save_back
 from onnx_gconv.torch.spool import Spool, spooled
 from onnx_gconv.torch.team import Team, assembled
-from onnx_gconv.torch.training import OnStep, Record, Settings, Training
+from onnx_gconv.torch.training import OnStep, Record, Training, TrainingSettings
 
 
 class Tuner:
     """Fine-tunes models on the same data by the same settings, and from the same teacher if the settings want one."""
 
-    def __init__(self, dense: onnx.ModelProto, spool: Spool, settings: Settings, team: Team, shapes: Mapping[str, Shape]) -> None:
+    def __init__(
+        self, dense: onnx.ModelProto, spool: Spool, settings: TrainingSettings, team: Team, shapes: Mapping[str, Shape]
+    ) -> None:
         self._spool, self._settings, self._team, self._shapes = spool, settings, team, shapes
         self._teacher = load(dense, shapes=shapes, seed=settings.seed) if settings.distill > 0 else None
 
@@ -31,7 +33,7 @@ class Tuner:
 
 
 @contextmanager
-def tuner(dense: onnx.ModelProto, data: Data, settings: Settings, shapes: Mapping[str, Shape]) -> Iterator[Tuner]:
+def tuner(dense: onnx.ModelProto, data: Data, settings: TrainingSettings, shapes: Mapping[str, Shape]) -> Iterator[Tuner]:
     """Yield what tunes; the data is read once for all steps."""
     with assembled("auto") as team:
         if team.world > 1:

@@ -36,7 +36,7 @@ OnStep = Callable[[int, int, str], None]  # steps done, of how many, what to sho
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """How to train."""
 
     epochs: int
@@ -91,7 +91,9 @@ def split(samples: int, share: float, seed: int) -> Split:
 class Training:
     """A module that learns from spooled data, and from a teacher if there is one. One of several processes, perhaps."""
 
-    def __init__(self, module: OnnxModule, teacher: OnnxModule | None, spool: Spool, settings: Settings, team: Team) -> None:
+    def __init__(
+        self, module: OnnxModule, teacher: OnnxModule | None, spool: Spool, settings: TrainingSettings, team: Team
+    ) -> None:
         torch.manual_seed(settings.seed)
         self.module = module.to(team.device)
         self.module.freeze_bn = settings.freeze_bn

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from onnx_gconv.plan import PlannedLayer
+from onnx_gconv.plans import PlannedLayer
 from onnx_gconv.report.page.drawing import Style
 from onnx_gconv.report.page.exploration_file import Explored
 from onnx_gconv.report.page.metrics_file import Epoch

@@ -9,7 +9,7 @@ from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.deploy.timing_file import from_json as timing_from_json
 from onnx_gconv.errors import ReportError
 from onnx_gconv.fields import read_json
-from onnx_gconv.plan import Plan, read_plan
+from onnx_gconv.plans import Plan, read_plan
 from onnx_gconv.report.page.exploration_file import Explored, read_exploration
 from onnx_gconv.report.page.metrics_file import Epoch, read_metrics
 from onnx_gconv.report.page.report_file import Report, read_report

@@ -11,7 +11,7 @@ from onnx_gconv.report.page.html import Html, breakable, details, element, text
 from onnx_gconv.report.page.other_sections import exploration_section, time_section, training_section
 from onnx_gconv.report.page.run_section import Shown, overview, run_section
 from onnx_gconv.report.page.section import Folded, Part, Picture, Section
-from onnx_gconv.report.page.source import Source, find_source
+from onnx_gconv.report.page.source import PlannedModel, find_source
 from onnx_gconv.report.page.style import STYLE
 
 # Nothing may be fetched, and no script may run, whatever is in a file name.
@@ -33,7 +33,7 @@ def show(results: Results, *, model: Path | None, layers: Sequence[str]) -> list
         named.append(results.exploration.model)
     shown = []
     for run in results.runs:
-        source: Source | str = "there is no plan."
+        source: PlannedModel | str = "there is no plan."
         if run.plan is not None:
             mine = [run.report.model, *named] if run.report is not None else named
             source = find_source(run.plan, mine, results.folder, given=model)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from onnx_gconv.errors import ReportError
 from onnx_gconv.fields import Complaint, Fields, read_json
-from onnx_gconv.plan import SkippedConv
+from onnx_gconv.plans import SkippedConv
 
 FORMAT = 1
 MALFORMED = Complaint(ReportError, "write it again with `onnx-gconv compress`")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from onnx_gconv.plan import Plan, PlannedLayer
+from onnx_gconv.plans import Plan, PlannedLayer
 from onnx_gconv.report.page.charts import (
     FULL_COLOUR_QUANTILE,
     DepthLayer,
@@ -18,7 +18,7 @@ from onnx_gconv.report.page.collection import Run
 from onnx_gconv.report.page.html import Html, code, details, element, paragraph, table, text
 from onnx_gconv.report.page.report_file import COSTS, Change, Report
 from onnx_gconv.report.page.section import Folded, Part, Picture, Section
-from onnx_gconv.report.page.source import Source
+from onnx_gconv.report.page.source import PlannedModel
 from onnx_gconv.report.tables import ms, short
 from onnx_gconv.solve.importance import Matrix
 
@@ -33,7 +33,7 @@ class Shown:
     """A run with what could be found of the model it was made from; a sentence where that is missing."""
 
     run: Run
-    source: Source | str
+    source: PlannedModel | str
     layers: tuple[str, ...]  # names or labels of those whose matrices are wanted; () for the most interesting ones
 
 
@@ -51,7 +51,7 @@ def run_section(shown: Shown, anchor: str) -> Section:
             table(f"Before and after, {name}", ("", "before", "after", "left"), _planned(run.plan)),
         ]
     if any(layer.kept is not None for layer in depth):
-        parts += _layer_parts(name, depth, run, whole=isinstance(shown.source, Source))
+        parts += _layer_parts(name, depth, run, whole=isinstance(shown.source, PlannedModel))
     parts += [_heading("Which channels go together"), *_matrix_parts(shown)]
     if run.report is not None:
         parts += [_heading("Gathers left, and why"), *_gather_parts(run.report, name)]
@@ -181,7 +181,7 @@ def _depth(shown: Shown) -> list[DepthLayer]:
     plan, report = shown.run.plan, shown.run.report
     reported = {layer.name: layer for layer in report.layers} if report is not None else {}
     kept = {layer.name: layer.kept for layer in (plan.layers if plan is not None else reported.values())}
-    if isinstance(shown.source, Source) and plan is not None:
+    if isinstance(shown.source, PlannedModel) and plan is not None:
         convs = shown.source.depth(plan)
     else:
         layers = plan.layers if plan is not None else tuple(reported.values())

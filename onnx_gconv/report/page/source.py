@@ -11,12 +11,12 @@ from onnx_gconv.errors import ModelError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.file import load, sha256
 from onnx_gconv.model.network import Layer, Skipped, find_convs, layer_weight
-from onnx_gconv.plan import Plan, PlannedLayer
+from onnx_gconv.plans import Plan, PlannedLayer
 from onnx_gconv.solve.importance import Matrix, importance
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class PlannedModel:
     """A model and its Convs. `remark` is empty, or says why it may not be the one that was planned."""
 
     path: Path
@@ -46,7 +46,7 @@ class Source:
         return whole
 
 
-def find_source(plan: Plan, named: Iterable[str], folder: Path, *, given: Path | None) -> Source | str:
+def find_source(plan: Plan, named: Iterable[str], folder: Path, *, given: Path | None) -> PlannedModel | str:
     """Return the model that was planned, or the sentence why it could not be found.
 
     `named` are the paths that reports have for it, as they were given then: from here, from `folder`, or just beside.
@@ -79,8 +79,8 @@ def _digest(path: Path) -> str | None:
         return None
 
 
-def _open(path: Path, remark: str) -> Source:
+def _open(path: Path, remark: str) -> PlannedModel:
     model: onnx.ModelProto = load(path)
     constants = Constants(model)
     layers, skipped = find_convs(model, constants, {})
-    return Source(path, tuple(layers), tuple(skipped), constants, remark)
+    return PlannedModel(path, tuple(layers), tuple(skipped), constants, remark)

@@ -52,7 +52,7 @@ class GatherTime:
 
 
 @dataclass(frozen=True)
-class CostTable:
+class TimeTable:
     """Milliseconds by layer shape and groups, by shape of a gathered tensor, and of whole models by their structure.
 
     All of them are as if the yardstick had taken `yardstick_ms` along with them.
@@ -64,17 +64,17 @@ class CostTable:
     layers: Mapping[LayerShape, Mapping[int, float]]
     gathers: Mapping[Shape, GatherTime]
 
-    def with_model(self, structure: str, milliseconds: float) -> "CostTable":
+    def with_model(self, structure: str, milliseconds: float) -> "TimeTable":
         return replace(self, models={**self.models, structure: milliseconds})
 
-    def with_layer(self, shape: LayerShape, by_groups: Mapping[int, float]) -> "CostTable":
+    def with_layer(self, shape: LayerShape, by_groups: Mapping[int, float]) -> "TimeTable":
         return replace(self, layers={**self.layers, shape: {**self.layers.get(shape, {}), **by_groups}})
 
-    def with_gather(self, tensor: Shape, time: GatherTime) -> "CostTable":
+    def with_gather(self, tensor: Shape, time: GatherTime) -> "TimeTable":
         return replace(self, gathers={**self.gathers, tensor: time})
 
 
-def write_table(table: CostTable, path: Path) -> None:
+def write_table(table: TimeTable, path: Path) -> None:
     """Write the table, one entry a line."""
     layers = [{**asdict(shape), "ms": {str(groups): ms for groups, ms in times.items()}} for shape, times in table.layers.items()]
     gathers = [{"tensor": list(tensor), **asdict(time)} for tensor, time in table.gathers.items()]
@@ -87,7 +87,7 @@ def write_table(table: CostTable, path: Path) -> None:
     write_text(path, "{" + ",\n ".join(parts) + "}\n")
 
 
-def read_table(path: Path) -> CostTable:
+def read_table(path: Path) -> TimeTable:
     """Return the table in the file; every malformed field is named."""
     top = Fields(read_json(path, MALFORMED), str(path), MALFORMED)
     if "latency_ms" in top.names():
@@ -103,7 +103,7 @@ def read_table(path: Path) -> CostTable:
         times = row.inner("ms")
         layers[_shape(row)] = {_groups(times, name): times.number(name) for name in times.names()}
     host, threads, mode = (bench.any(name) for name in ("host", "threads", "power_mode"))
-    return CostTable(
+    return TimeTable(
         Bench(
             bench.string("runner"),
             None if host is None else bench.string("host"),

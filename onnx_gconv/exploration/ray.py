@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster. Its machines need not share a disk: models and .npz files travel to them, results back."""
+"""Goals on a Ray cluster. Its machines need not share a disk: models and .npz files travel to them, results back."""
 
 import os
 import socket
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from onnx_gconv.errors import ClusterError, DependencyError
-from onnx_gconv.explore.doing import do
-from onnx_gconv.explore.engine import TRIES, Lost, Parts
-from onnx_gconv.explore.job import Errand, Job
+from onnx_gconv.exploration.doing import do
+from onnx_gconv.exploration.engine import TRIES, Lost, Parts
+from onnx_gconv.exploration.job import Brief, Goal
 
 SECONDS_TO_ANSWER = 20
 Files = Mapping[str, bytes]  # by path inside a folder
 
 
 def run_on_ray(
-    errand: Errand, jobs: Sequence[Job], parts: Parts, *, address: str | None, cores: int
-) -> Iterator[tuple[Job, Lost | None]]:
+    brief: Brief, jobs: Sequence[Goal], parts: Parts, *, address: str | None, cores: int
+) -> Iterator[tuple[Goal, Lost | None]]:
     """Yield each job when it is done, or lost for good; without an address on a cluster of this machine, of so many cores.
 
     Ray itself does a job again when its worker or machine dies. Results are written here, so that they outlive the cluster.
@@ -28,9 +28,9 @@ def run_on_ray(
     ray = require_ray()
     with _connected(ray, address, cores):
         threads = _threads(ray, len(jobs))
-        gpus = 1 if errand.tuning is not None and errand.tuning.device != "cpu" and ray.cluster_resources().get("GPU") else 0
+        gpus = 1 if brief.tuning is not None and brief.tuning.device != "cpu" and ray.cluster_resources().get("GPU") else 0
         remote = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=TRIES - 1, retry_exceptions=False)(do_remotely)
-        shared = ray.put(_visible(errand)), ray.put(_model_files(errand)), *(ray.put(part) for part in _data_files(errand))
+        shared = ray.put(_visible(brief)), ray.put(_model_files(brief)), *(ray.put(part) for part in _data_files(brief))
         running = {remote.remote(job, threads, os.getcwd(), *shared): job for job in jobs}
         try:
             while running:
@@ -113,23 +113,23 @@ def _threads(ray: Any, jobs: int) -> int:
     return max(1, int(min(smallest, sum(cores) // jobs)))
 
 
-def _visible(errand: Errand) -> Errand:
-    """Return the errand with folders of images by their full path: they are read where they are, on every machine."""
-    places = {text: str(Path(text).absolute()) if Path(text).is_dir() else text for text in errand.data}
-    return errand.elsewhere(errand.model, places)
+def _visible(brief: Brief) -> Brief:
+    """Return the brief with folders of images by their full path: they are read where they are, on every machine."""
+    places = {text: str(Path(text).absolute()) if Path(text).is_dir() else text for text in brief.data}
+    return brief.elsewhere(brief.model, places)
 
 
-def _model_files(errand: Errand) -> Files:
-    files = (errand.model, *errand.data_files)
-    return {str(path.relative_to(errand.model.parent)): path.read_bytes() for path in files}
+def _model_files(brief: Brief) -> Files:
+    files = (brief.model, *brief.data_files)
+    return {str(path.relative_to(brief.model.parent)): path.read_bytes() for path in files}
 
 
-def _data_files(errand: Errand) -> list[tuple[str, bytes]]:
-    return [(text, Path(text).read_bytes()) for text in dict.fromkeys(errand.data) if Path(text).is_file()]
+def _data_files(brief: Brief) -> list[tuple[str, bytes]]:
+    return [(text, Path(text).read_bytes()) for text in dict.fromkeys(brief.data) if Path(text).is_file()]
 
 
 def do_remotely(
-    job: Job, threads: int, working_folder: str, errand: Errand, model_files: Files, *data_files: tuple[str, bytes]
+    job: Goal, threads: int, working_folder: str, brief: Brief, model_files: Files, *data_files: tuple[str, bytes]
 ) -> Files:
     """Do a job on a worker, among files of its own, and return what it has left."""
     if Path(working_folder).is_dir():  # for functions that give data, which are looked for there
@@ -137,11 +137,11 @@ def do_remotely(
     with tempfile.TemporaryDirectory(prefix="onnx-gconv-") as name:
         folder = Path(name)
         _write(model_files, folder / "model")
-        places = {text: text for text in errand.data}
+        places = {text: text for text in brief.data}
         for number, (text, content) in enumerate(data_files):
             places[text] = str(folder / f"data-{number}.npz")
             Path(places[text]).write_bytes(content)
-        here = errand.elsewhere(folder / "model" / errand.model.name, places)
+        here = brief.elsewhere(folder / "model" / brief.model.name, places)
         part = folder / "part"
         part.mkdir()
         do(here, job, part, threads=threads)

@@ -14,21 +14,21 @@ import onnx
 
 from onnx_gconv.data.open import open_data
 from onnx_gconv.errors import GconvError
-from onnx_gconv.evaluate import evaluate
-from onnx_gconv.explore.job import Errand, Job, Tuning
-from onnx_gconv.explore.point import Point, planned_point
+from onnx_gconv.evaluation import evaluate
+from onnx_gconv.exploration.job import Brief, Goal, Tuning
+from onnx_gconv.exploration.point import Point, planned_point
 from onnx_gconv.model.file import load, save
-from onnx_gconv.plan import Plan, to_json
-from onnx_gconv.planning.planner import Planned, plan_guided
-from onnx_gconv.planning.solving import Groupings
-from onnx_gconv.planning.trial import Costs, Guide
+from onnx_gconv.pipeline.planner import Planned, plan_guided
+from onnx_gconv.pipeline.rewriting import rewrite_verified
+from onnx_gconv.pipeline.solving import Groupings
+from onnx_gconv.pipeline.trial import Costs, Guide
+from onnx_gconv.plans import Plan, to_json
 from onnx_gconv.recover.calibration import Calibration, calibration
+from onnx_gconv.recover.fitting import FitOptions
 from onnx_gconv.recover.guide import CalibratedGuide
-from onnx_gconv.recover.reconstruct import Effort
 from onnx_gconv.recover.recovery import Recovery, recover
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import take_share
-from onnx_gconv.verified import rewrite_verified
 
 OUTCOME = "outcome.json"
 
@@ -50,14 +50,14 @@ class KnownCosts:
         return self.guide.judge(plans)
 
 
-def do(errand: Errand, job: Job, folder: Path, *, threads: int) -> None:
+def do(brief: Brief, job: Goal, folder: Path, *, threads: int) -> None:
     """Do a job and leave its files in the folder, with `outcome.json`: the point, or the sentence why there is none.
 
     What fails here would fail anywhere, so it is told and not tried again; only a process that dies leaves no outcome.
     """
     take_share(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for PyTorch, which is not imported yet
-    work = _Work(errand, job, folder, threads)
+    work = _Work(brief, job, folder, threads)
     started = time.process_time()
     try:
         point = work.done()
@@ -75,16 +75,16 @@ def do(errand: Errand, job: Job, folder: Path, *, threads: int) -> None:
 class _Work:
     """A job on its way."""
 
-    errand: Errand
-    job: Job
+    brief: Brief
+    job: Goal
     folder: Path
     threads: int
     seconds: dict[str, float] = field(default_factory=dict)
 
     def done(self) -> Point:
-        errand, name = self.errand, self.job.name
+        brief, name = self.brief, self.job.name
         with self._timed("read"):
-            model = load(errand.model)
+            model = load(brief.model)
             samples = self._calibration(model)
         with self._timed("search"):
             planned = self._planned(model, samples)
@@ -95,8 +95,8 @@ class _Work:
             start, recovery = self._recovered(model, plan, samples)
         self._write(start, plan, f"{name}.onnx")
         finetuned = None
-        if errand.tuning is not None and plan.layers:
-            finetuned = self._tuned(model, start, plan, errand.tuning)
+        if brief.tuning is not None and plan.layers:
+            finetuned = self._tuned(model, start, plan, brief.tuning)
         return planned_point(
             f"{name}.plan.json",
             plan,
@@ -108,20 +108,20 @@ class _Work:
         )
 
     def _calibration(self, model: onnx.ModelProto) -> Calibration | None:
-        asked = self.errand.calibrating
+        asked = self.brief.calibrating
         if asked is None:
             return None
-        return calibration(open_data(asked.data, model, preprocessing=self.errand.preprocessing), model, asked.samples)
+        return calibration(open_data(asked.data, model, preprocessing=self.brief.preprocessing), model, asked.samples)
 
     def _planned(self, model: onnx.ModelProto, samples: Calibration | None) -> Planned:
-        errand, guide = self.errand, None
-        count = errand.prepared.network.count
+        brief, guide = self.brief, None
+        count = brief.prepared.network.count
         # Where the model fits as it is there is nothing to choose, and nothing to measure.
-        if samples is not None and errand.calibrating is not None and not self.job.budget.allows(count.params, count.macs):
-            seed = errand.prepared.request.seed
+        if samples is not None and brief.calibrating is not None and not self.job.budget.allows(count.params, count.macs):
+            seed = brief.prepared.request.seed
             measuring = CalibratedGuide(model, samples, seed=seed, jobs=self.threads, progress=_silent)
-            guide = measuring if errand.calibrating.costs is None else KnownCosts(measuring, errand.calibrating.costs)
-        return plan_guided(errand.prepared, self.job.budget, guide, sha256=errand.sha256)
+            guide = measuring if brief.calibrating.costs is None else KnownCosts(measuring, brief.calibrating.costs)
+        return plan_guided(brief.prepared, self.job.budget, guide, sha256=brief.sha256)
 
     def _recovered(
         self, model: onnx.ModelProto, plan: Plan, samples: Calibration | None
@@ -129,27 +129,27 @@ class _Work:
         """Return the masked model, fitted where there are samples; a model that nothing was dropped from needs no fit."""
         if samples is None or not plan.layers:
             return mask(model, plan), None
-        effort = Effort(seed=self.errand.prepared.request.seed, jobs=self.threads)
+        effort = FitOptions(seed=self.brief.prepared.request.seed, jobs=self.threads)
         return recover(model, plan, samples, effort=effort, progress=_silent)
 
     def _write(self, masked: onnx.ModelProto, plan: Plan, file: str) -> None:
         """Group a masked model, verify it, and write it into the folder."""
-        prepared = self.errand.prepared
+        prepared = self.brief.prepared
         with self._timed("rewrite_and_verify"):
             rewritten = rewrite_verified(
                 masked,
                 plan,
                 shapes=prepared.network.shapes,
-                given_shapes=self.errand.given_shapes,
+                given_shapes=self.brief.given_shapes,
                 seed=prepared.request.seed,
             )
-            save(rewritten.grouped, self.folder / file, external_data=bool(self.errand.data_files))
+            save(rewritten.grouped, self.folder / file, external_data=bool(self.brief.data_files))
 
     def _evaluation(self, file: str, reference: onnx.ModelProto) -> dict[str, object] | None:
-        if self.errand.evaluated is None:
+        if self.brief.evaluated is None:
             return None
         with self._timed("evaluate"):
-            data = open_data(self.errand.evaluated, reference, preprocessing=self.errand.preprocessing)
+            data = open_data(self.brief.evaluated, reference, preprocessing=self.brief.preprocessing)
             return evaluate(load(self.folder / file), data, reference=reference).as_dict()
 
     def _tuned(self, model: onnx.ModelProto, start: onnx.ModelProto, plan: Plan, tuning: Tuning) -> dict[str, object]:
@@ -157,13 +157,13 @@ class _Work:
         from onnx_gconv.torch import checkpoint
         from onnx_gconv.torch.finetuning import Listener, Task, finetune, metrics_beside
         from onnx_gconv.torch.team import assembled
-        from onnx_gconv.torch.training import Settings
+        from onnx_gconv.torch.training import TrainingSettings
 
-        settings = Settings(**_any(tuning.settings))
+        settings = TrainingSettings(**_any(tuning.settings))
         output = self.folder / f"{self.job.name}.tuned.onnx"
         with self._timed("finetune"), assembled(tuning.device) as team:
-            data = open_data(tuning.data, model, preprocessing=self.errand.preprocessing)
-            task = Task(start, plan, model if settings.distill > 0 else None, data, self.errand.given_shapes)
+            data = open_data(tuning.data, model, preprocessing=self.brief.preprocessing)
+            task = Task(start, plan, model if settings.distill > 0 else None, data, self.brief.given_shapes)
             listener = Listener(_silent, lambda record: None)
             tuned = finetune(task, settings, team, output=output, resume=False, listener=listener)
         checkpoint.path_beside(output).unlink()  # only a training that stopped needs it

@@ -8,7 +8,7 @@ import onnx
 from onnx_gconv.errors import PlanError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, find_convs
-from onnx_gconv.plan import Plan, PlannedLayer
+from onnx_gconv.plans import Plan, PlannedLayer
 from onnx_gconv.solve.grouping import Order
 
 

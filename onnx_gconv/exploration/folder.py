@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from onnx_gconv.errors import OutputError
-from onnx_gconv.explore.doing import OUTCOME
-from onnx_gconv.explore.job import Job, job_names
-from onnx_gconv.explore.point import Point
+from onnx_gconv.exploration.doing import OUTCOME
+from onnx_gconv.exploration.job import Goal, job_names
+from onnx_gconv.exploration.point import Point
 from onnx_gconv.files import STAGING, make_folder, staged, write_text
-from onnx_gconv.planning.trial import Costs
+from onnx_gconv.pipeline.trial import Costs
 
 COSTS = "costs.json"
 OURS = re.compile(r"point-\d+\.(plan\.json|result\.json|(tuned\.)?onnx(\.data)?|tuned\.metrics\.jsonl)")
@@ -30,7 +30,7 @@ class Folder:
         self._settings = settings
         self._cut_short = list(path.glob(f"{STAGING}*"))  # by an earlier process that was killed while it wrote
 
-    def finished(self, job: Job) -> Point | None:
+    def finished(self, job: Goal) -> Point | None:
         """Return the point if it was made with the same settings and its files are there."""
         found = _read(self._result(job))
         if found is None or found.get("settings") != self._settings_of(job):
@@ -39,14 +39,14 @@ class Folder:
         files = (file for file in self._files(point) if not file.endswith(".data"))  # which a small model has not
         return point if all((self.path / file).exists() for file in files) else None
 
-    def part(self, job: Job) -> Path:
+    def part(self, job: Goal) -> Path:
         """Return an empty hidden folder for the files of a job that is about to be done."""
         part = self.path / f".{job.name}"
         shutil.rmtree(part, ignore_errors=True)
         make_folder(part)
         return part
 
-    def keep(self, job: Job) -> Point | Mapping[str, str]:
+    def keep(self, job: Goal) -> Point | Mapping[str, str]:
         """Move what a job has left in its part into the folder and return its point; or the error that it left instead."""
         part = self.path / f".{job.name}"
         outcome: dict[str, Any] = json.loads((part / OUTCOME).read_text(encoding="utf-8"))
@@ -93,10 +93,10 @@ class Folder:
             write_text(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         return {(entry["layer"], entry["groups"]): entry["cost"] for entry in found["costs"]}
 
-    def _result(self, job: Job) -> Path:
+    def _result(self, job: Goal) -> Path:
         return self.path / f"{job.name}.result.json"
 
-    def _settings_of(self, job: Job) -> object:
+    def _settings_of(self, job: Goal) -> object:
         return _plain({"budget": job.budget.as_dict(), **self._settings})
 
 

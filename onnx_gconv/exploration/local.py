@@ -1,4 +1,4 @@
-"""Jobs on this machine: a process for each, so many at a time."""
+"""Goals on this machine: a process for each, so many at a time."""
 
 import multiprocessing
 import os
@@ -12,14 +12,14 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from onnx_gconv.explore.doing import OUTCOME, do
-from onnx_gconv.explore.engine import TRIES, Lost, Parts
-from onnx_gconv.explore.job import Errand, Job
+from onnx_gconv.exploration.doing import OUTCOME, do
+from onnx_gconv.exploration.engine import TRIES, Lost, Parts
+from onnx_gconv.exploration.job import Brief, Goal
 
-ERRAND = "errand.pickle"
+BRIEF = "brief.pickle"
 
 
-def run_here(errand: Errand, jobs: Sequence[Job], parts: Parts, *, cores: int) -> Iterator[tuple[Job, Lost | None]]:
+def run_here(brief: Brief, jobs: Sequence[Goal], parts: Parts, *, cores: int) -> Iterator[tuple[Goal, Lost | None]]:
     """Yield each job when it is done, or lost for good because its process died again and again.
 
     A process for each job and not a pool: a pool breaks as a whole when one of its processes dies.
@@ -28,14 +28,14 @@ def run_here(errand: Errand, jobs: Sequence[Job], parts: Parts, *, cores: int) -
     threads = max(1, cores // at_once)
     queue = list(reversed(jobs))
     tries = dict.fromkeys((job.name for job in jobs), 0)
-    running: dict[int, tuple[SpawnProcess, Job, Path]] = {}
+    running: dict[int, tuple[SpawnProcess, Goal, Path]] = {}
     scratch = tempfile.TemporaryDirectory(prefix="onnx-gconv-")  # of all processes: one that is killed cannot tidy up
     try:
         while queue or running:
             while queue and len(running) < at_once:
                 job = queue.pop()
                 part = parts(job)
-                process = _started(errand, job, part, Path(scratch.name), threads)
+                process = _started(brief, job, part, Path(scratch.name), threads)
                 tries[job.name] += 1
                 running[process.sentinel] = process, job, part
             for sentinel in wait(list(running)):
@@ -56,9 +56,9 @@ def run_here(errand: Errand, jobs: Sequence[Job], parts: Parts, *, cores: int) -
         scratch.cleanup()
 
 
-def _started(errand: Errand, job: Job, part: Path, scratch: Path, threads: int) -> SpawnProcess:
+def _started(brief: Brief, job: Goal, part: Path, scratch: Path, threads: int) -> SpawnProcess:
     # By file: a child that dies before it has read a long message from its pipe would leave its parent writing for ever.
-    (part / ERRAND).write_bytes(pickle.dumps(errand))
+    (part / BRIEF).write_bytes(pickle.dumps(brief))
     # Spawned, not forked: ONNX Runtime's threads may be running.
     args = (job, part, scratch, threads)
     process = multiprocessing.get_context("spawn").Process(target=_do, args=args, name=job.name, daemon=True)
@@ -66,14 +66,14 @@ def _started(errand: Errand, job: Job, part: Path, scratch: Path, threads: int) 
     return process
 
 
-def _do(job: Job, part: Path, scratch: Path, threads: int) -> None:
+def _do(job: Goal, part: Path, scratch: Path, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(sys.stderr.fileno(), 1)  # stdout carries the result of the command
     tempfile.tempdir = str(scratch)
-    errand: Errand = pickle.loads((part / ERRAND).read_bytes())
-    (part / ERRAND).unlink()
-    do(errand, job, part, threads=threads)
+    brief: Brief = pickle.loads((part / BRIEF).read_bytes())
+    (part / BRIEF).unlink()
+    do(brief, job, part, threads=threads)
 
 
 def _end_with_parent() -> None:

@@ -12,10 +12,10 @@ import onnx
 from onnx_gconv.errors import BudgetError, PlanError
 from onnx_gconv.files import write_text
 from onnx_gconv.model.network import Network
-from onnx_gconv.planning.choosing import cost_table
-from onnx_gconv.planning.planner import Prepared, decide_candidates, prepare, wanted_numbers
-from onnx_gconv.planning.request import Request
-from onnx_gconv.planning.solving import Groupings, Problem, Progress, Solutions, problems, solve_each
+from onnx_gconv.pipeline.choosing import cost_table
+from onnx_gconv.pipeline.planner import Prepared, decide_candidates, prepare, wanted_numbers
+from onnx_gconv.pipeline.settings import Request
+from onnx_gconv.pipeline.solving import Groupings, Problem, Progress, Solutions, problems, solve_each
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
@@ -24,7 +24,7 @@ Axis = Literal["macs", "params"]
 SOLUTIONS = "solutions.jsonl"
 
 
-class Store:
+class SolutionFile:
     """The solved layers of an exploration, one a line, appended as they are found.
 
     The first line says what they are solutions of; a folder with other ones is refused, not overwritten.
@@ -71,7 +71,7 @@ def prepare_resumable(
         return prepare(model, network, request, progress)  # one joint problem, soon solved: nothing to store
     left, allowed, rule = decide_candidates(network, request)
     assert rule is None, "an exploration searches, it follows no rule"
-    store = Store(folder / SOLUTIONS, solution_settings(request, sha256))
+    store = SolutionFile(folder / SOLUTIONS, solution_settings(request, sha256))
     todo = problems([layer for layer in network.layers if layer.name in allowed], wanted_numbers(allowed))
     known = [(problem, solutions) for problem in todo if (solutions := store.get(problem)) is not None]
     missing = [problem for problem in todo if store.get(problem) is None]

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onnx_gconv.exploration.solutions import Axis
 from onnx_gconv.model.network import Network
-from onnx_gconv.plan import Plan
-from onnx_gconv.planning.exploration import Axis
-from onnx_gconv.search.exact import Found
+from onnx_gconv.plans import Plan
+from onnx_gconv.search.exact import SearchResult
 
 Record = Mapping[str, Any]  # as JSON has it
 
@@ -47,7 +47,7 @@ class Measure:
         return f"{self.values[index]:.3g}" if self.is_error else f"{self.values[index]:.2%}"
 
 
-def planned_point(file: str, plan: Plan, found: Found, **made: Any) -> Point:
+def planned_point(file: str, plan: Plan, found: SearchResult, **made: Any) -> Point:
     """Return the point of a plan, with what was `made` of it."""
     known = found.as_dict()
     return Point(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from onnx_gconv.data.preprocessing import Preprocessing
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.planning.planner import Prepared
-from onnx_gconv.planning.trial import Costs
+from onnx_gconv.pipeline.planner import Prepared
+from onnx_gconv.pipeline.trial import Costs
 from onnx_gconv.search.budget import Budget
 
 
 @dataclass(frozen=True)
-class Job:
+class Goal:
     """One point to be done."""
 
     name: str  # point-03
@@ -44,7 +44,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Errand:
+class Brief:
     """What the jobs of one exploration have in common."""
 
     model: Path
@@ -63,7 +63,7 @@ class Errand:
         named = (self.calibrating and self.calibrating.data, self.evaluated, self.tuning and self.tuning.data)
         return [text for text in named if text]
 
-    def elsewhere(self, model: Path, data: Mapping[str, str]) -> "Errand":
+    def elsewhere(self, model: Path, data: Mapping[str, str]) -> "Brief":
         """Return the same with its files at other places: `data` says where, by the user's names."""
         calibrating, tuning = self.calibrating, self.tuning
         return replace(

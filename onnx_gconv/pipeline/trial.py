@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from onnx_gconv.plan import Plan, PlannedLayer
-from onnx_gconv.planning.choosing import pruning_cost
-from onnx_gconv.planning.request import CostName
-from onnx_gconv.planning.solving import Groupings
+from onnx_gconv.pipeline.choosing import pruning_cost
+from onnx_gconv.pipeline.settings import CostName
+from onnx_gconv.pipeline.solving import Groupings
+from onnx_gconv.plans import Plan, PlannedLayer
 
 Costs = Mapping[tuple[str, int], float]  # by layer and number of groups
 
@@ -45,31 +45,31 @@ class HasPlan(Protocol):
     def plan(self) -> Plan: ...
 
 
-Found = TypeVar("Found", bound=HasPlan)
-Search = Callable[[Costs], Found]
+Candidate = TypeVar("Candidate", bound=HasPlan)
+Search = Callable[[Costs], Candidate]
 
 
 @dataclass(frozen=True)
-class _Tried(Generic[Found]):
+class _Tried(Generic[Candidate]):
     """A plan, and how far off its outputs are."""
 
-    found: Found
+    found: Candidate
     off: float
 
-    def beats(self, other: "_Tried[Found]") -> bool:
+    def beats(self, other: "_Tried[Candidate]") -> bool:
         return self.off < (1 - MARGIN) * other.off
 
 
-class _Trial(Generic[Found]):
+class _Trial(Generic[Candidate]):
     """Plans tried so far: no plan is judged twice, whatever costs it was found by."""
 
-    def __init__(self, guide: Guide, groupings: Groupings, search: Search[Found]) -> None:
+    def __init__(self, guide: Guide, groupings: Groupings, search: Search[Candidate]) -> None:
         self._guide = guide
         self._search = search
         self._following = guide.following({name for name, _ in groupings})
         self._off: dict[tuple[PlannedLayer, ...], float] = {}
 
-    def tried(self, *costs_and_places: tuple[Costs, int]) -> list[_Tried[Found]]:
+    def tried(self, *costs_and_places: tuple[Costs, int]) -> list[_Tried[Candidate]]:
         """Return the plans by these costs, each with the discount at a place; they are judged side by side."""
         found = [self._search(self._discounted(costs, DISCOUNTS[place])) for costs, place in costs_and_places]
         new = {each.plan.layers: each.plan for each in found if each.plan.layers not in self._off}
@@ -77,7 +77,7 @@ class _Trial(Generic[Found]):
         self._off |= {layers: math.inf if math.isnan(off) else off for layers, off in zip(new, judged, strict=True)}
         return [_Tried(each, self._off[each.plan.layers]) for each in found]
 
-    def climb(self, costs: Costs, start: int) -> _Tried[Found]:
+    def climb(self, costs: Costs, start: int) -> _Tried[Candidate]:
         """Return the best plan found by these costs, going from one discount to the next as long as that is better."""
         (best,) = self.tried((costs, start))
         more, less = self.tried((costs, start + 1), (costs, start - 1))
@@ -94,7 +94,7 @@ class _Trial(Generic[Found]):
         return {key: cost * math.exp(-discount * self._following.get(key[0], 0.0)) for key, cost in costs.items()}
 
 
-def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Found], *, effort: int) -> Found:
+def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Candidate], *, effort: int) -> Candidate:
     """Return the plan that recovers best, of those that `search` finds by several costs.
 
     Costs are, from effort 1 on, what a layer costs measured alone; and -log of what is kept of it; at effort 0 and from 2 on also
@@ -119,7 +119,7 @@ def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Found], *, 
     return best.found
 
 
-def _best(tried: Sequence[_Tried[Found]]) -> _Tried[Found]:
+def _best(tried: Sequence[_Tried[Candidate]]) -> _Tried[Candidate]:
     """Return the best, and of those that are about as good the first."""
     return functools.reduce(lambda best, other: other if other.beats(best) else best, tried)
 

@@ -13,7 +13,7 @@ from onnx_gconv.data.inputs import model_inputs
 from onnx_gconv.data.open import WHERE_LABELS_ARE
 from onnx_gconv.errors import DataError, ModelError
 from onnx_gconv.runtime import Result, run, session
-from onnx_gconv.verify import finite, require_same_interface
+from onnx_gconv.verification import finite, require_same_interface
 
 FEWEST_CLASSES = 6  # of five classes, every one is among the first five
 Progress = Callable[[int, int | None, str], None]  # samples done, of how many if known, what

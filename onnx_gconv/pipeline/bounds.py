@@ -4,9 +4,9 @@ import onnx
 
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Network
-from onnx_gconv.plan import Plan
-from onnx_gconv.planning.importances import layer_importance
-from onnx_gconv.planning.request import Request
+from onnx_gconv.pipeline.importances import layer_importance
+from onnx_gconv.pipeline.settings import Request
+from onnx_gconv.plans import Plan
 from onnx_gconv.solve.bound import kept_bound
 
 

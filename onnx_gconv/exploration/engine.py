@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx_gconv.explore.job import Errand, Job
+from onnx_gconv.exploration.job import Brief, Goal
 
 TRIES = 3  # that a job has when the process that does it dies
 
@@ -16,6 +16,6 @@ class Lost:
     how: str
 
 
-Parts = Callable[[Job], Path]  # makes an empty folder for the files of a job
+Parts = Callable[[Goal], Path]  # makes an empty folder for the files of a job
 # Yields each job as it is done, its files and its outcome in its part; in any order.
-Engine = Callable[[Errand, Sequence[Job], Parts], Iterator[tuple[Job, Lost | None]]]
+Engine = Callable[[Brief, Sequence[Goal], Parts], Iterator[tuple[Goal, Lost | None]]]

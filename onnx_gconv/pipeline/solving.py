@@ -11,8 +11,8 @@ import onnx
 
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer
-from onnx_gconv.planning.importances import layer_importance
-from onnx_gconv.planning.request import Request
+from onnx_gconv.pipeline.importances import layer_importance
+from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.solve.grouping import Grouping
 from onnx_gconv.solve.importance import Matrix
 from onnx_gconv.solve.layer import Solver

@@ -4,7 +4,7 @@ import numpy as np
 
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, layer_weight
-from onnx_gconv.planning.request import Request
+from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.solve.importance import Matrix, importance
 
 

@@ -17,7 +17,7 @@ from onnx_gconv.runtime import Feeds, Result, feed_batches, lean_session, releas
 
 Order = NDArray[np.int64]
 Item = TypeVar("Item")
-Source = onnx.ModelProto | Callable[[], onnx.ModelProto]  # a model, or how to make it when its turn comes
+ModelOrMaker = onnx.ModelProto | Callable[[], onnx.ModelProto]  # a model, or how to make it when its turn comes
 # Masked and grouped are one sum in two orders, so they differ by rounding only: 5e-7 of the largest value was the worst
 # on single fp32 layers, up to some 1e-5 through a hundred of them, and a wrong order gives more than 0.1.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
@@ -149,8 +149,8 @@ class Seen:
 
 
 def verify(
-    first: Source,
-    second: Source,
+    first: ModelOrMaker,
+    second: ModelOrMaker,
     *,
     tolerance: float,
     seed: int,
@@ -184,7 +184,7 @@ def verify(
 
 
 def _differences(
-    first: Source, second: Source, how: Sampling, inner: Mapping[str, Order | None] | None = None
+    first: ModelOrMaker, second: ModelOrMaker, how: Sampling, inner: Mapping[str, Order | None] | None = None
 ) -> dict[str, Difference]:
     """Return the worst difference of each output, or of each inner tensor. One model after the other: memory is dear."""
     names = None if inner is None else list(inner)
@@ -201,7 +201,7 @@ def _differences(
     return {name: worst(differences) for name, differences in seen.items()}
 
 
-def _watch(source: Source, names: Sequence[str] | None, how: Sampling, *, like: Seen | None = None) -> Seen:
+def _watch(source: ModelOrMaker, names: Sequence[str] | None, how: Sampling, *, like: Seen | None = None) -> Seen:
     """Return what a model gives on seeded inputs, or on the very inputs of another one."""
     structures: list[onnx.ModelProto] = []
 

@@ -11,7 +11,7 @@ import onnx
 from onnx_gconv.errors import DataError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
-from onnx_gconv.plan import Plan
+from onnx_gconv.plans import Plan
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.normal import (
@@ -29,7 +29,7 @@ from onnx_gconv.recover.normal import (
     variance,
 )
 from onnx_gconv.recover.site import Site, find_sites
-from onnx_gconv.recover.store import MEMORY_BYTES, Store
+from onnx_gconv.recover.store import MEMORY_BYTES, ActivationStore
 from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
 from onnx_gconv.recover.work import SharedRows, Work
 from onnx_gconv.runtime import Feeds
@@ -44,7 +44,7 @@ RELAXATIONS = 2
 
 
 @dataclass(frozen=True)
-class Effort:
+class FitOptions:
     """How a reconstruction is done."""
 
     damping: float = DAMPING
@@ -68,22 +68,22 @@ class LayerError:
 
 
 @dataclass(frozen=True)
-class Reconstruction:
+class FittedModel:
     """The masked model with fitted weights, and what each fit brought."""
 
     model: onnx.ModelProto
     layers: tuple[LayerError, ...]
 
 
-def reconstruct(
+def fit_layers(
     dense: onnx.ModelProto,
     masked: onnx.ModelProto,
     sites: Sequence[Site],
     feeds: Iterable[Feeds],
     *,
-    effort: Effort,
+    effort: FitOptions,
     progress: Progress,
-) -> Reconstruction:
+) -> FittedModel:
     """Return the masked model with the weights and biases of these sites fitted to the dense model, in graph order.
 
     Targets come from the dense model, inputs from the compressed one as fitted so far; no node of either is run twice.
@@ -93,7 +93,11 @@ def reconstruct(
     fitted: dict[str, np.ndarray] = {}
     errors = []
     stored = int(effort.memory_share * MEMORY_BYTES)
-    with Store(stored) as dense_store, Store(stored) as compressed_store, ThreadPoolExecutor(effort.jobs) as pool:
+    with (
+        ActivationStore(stored) as dense_store,
+        ActivationStore(stored) as compressed_store,
+        ThreadPoolExecutor(effort.jobs) as pool,
+    ):
         work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)), effort.memory_share)
         ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
         behind = Walk(flows[1], compressed_store, later=[site_reads(site) for site in sites])
@@ -111,7 +115,7 @@ def reconstruct(
     surgery = Surgery(masked)
     for name, value in fitted.items():
         surgery.constant(name, value)
-    return Reconstruction(surgery.finish(), tuple(errors))
+    return FittedModel(surgery.finish(), tuple(errors))
 
 
 def plan_sites(masked: onnx.ModelProto, plan: Plan) -> list[Site]:
@@ -124,7 +128,7 @@ def site_reads(site: Site) -> set[str]:
     return {site.source, site.shortcut} if site.shortcut else {site.source}
 
 
-def shared_rows(fit: Fit, ahead: Walk, behind: Walk, work: Work, effort: Effort) -> SharedRows:
+def shared_rows(fit: Fit, ahead: Walk, behind: Walk, work: Work, effort: FitOptions) -> SharedRows:
     """Return a site's inputs in the compressed model and its targets from the dense one; both walks go on to it."""
     site = fit.site
     targets, inputs = ahead.next_stop(), behind.next_stop()
@@ -159,14 +163,14 @@ def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
     return tuple(halves)
 
 
-def chosen_damping(fit: Fit, halves: tuple[Sums, ...], effort: Effort) -> float:
+def chosen_damping(fit: Fit, halves: tuple[Sums, ...], effort: FitOptions) -> float:
     """Return how much a fit is damped: as each half of the samples likes it best from the other."""
     if len(halves) < 2 or not effort.is_validated:
         return effort.damping
     return damping_between((halves[0], halves[1]), fit.before, least=effort.damping, has_intercept=fit.site.has_intercept)
 
 
-def _fitted(fit: Fit, rows: SharedRows, effort: Effort) -> tuple[Coefficients, LayerError]:
+def _fitted(fit: Fit, rows: SharedRows, effort: FitOptions) -> tuple[Coefficients, LayerError]:
     """Return the best weights; where an activation follows, those that are best behind it."""
     halves = half_moments(fit, rows)
     damping = chosen_damping(fit, halves, effort)

@@ -8,14 +8,14 @@ import onnx
 
 from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
-from onnx_gconv.plan import Plan, PlannedLayer, SkippedConv, Totals
-from onnx_gconv.planning.choosing import Candidates, Left, by_rule, candidates, cost_table
-from onnx_gconv.planning.coupling import solve_jointly
-from onnx_gconv.planning.request import Request
-from onnx_gconv.planning.solving import Groupings, Progress, solve_all
-from onnx_gconv.planning.trial import Costs, Guide, best_by_trial
+from onnx_gconv.pipeline.choosing import Candidates, Left, by_rule, candidates, cost_table
+from onnx_gconv.pipeline.coupling import solve_jointly
+from onnx_gconv.pipeline.settings import Request
+from onnx_gconv.pipeline.solving import Groupings, Progress, solve_all
+from onnx_gconv.pipeline.trial import Costs, Guide, best_by_trial
+from onnx_gconv.plans import Plan, PlannedLayer, SkippedConv, Totals
 from onnx_gconv.search.budget import Budget
-from onnx_gconv.search.exact import Found, search_exact
+from onnx_gconv.search.exact import SearchResult, search_exact
 from onnx_gconv.search.latency import Prediction
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Table
@@ -42,7 +42,7 @@ class Planned:
     """A plan, how good the search found it to be, what it should take, and how long its two halves took."""
 
     plan: Plan
-    found: Found | None  # None where a rule chose
+    found: SearchResult | None  # None where a rule chose
     prediction: Prediction | None  # None where no times are given
     prepared: Prepared
     solve_seconds: float = 0.0
@@ -208,11 +208,11 @@ def without(plan: Plan, network: Network, names: Collection[str], reason: str) -
     return replace(plan, layers=tuple(kept.values()), skipped=(*plan.skipped, *left), after=_after(network, kept))
 
 
-def _search(table: Table, budget: Budget, request: Request) -> Found:
+def _search(table: Table, budget: Budget, request: Request) -> SearchResult:
     if request.search == "exact":
         return search_exact(table, budget)
     choice = search_local(table, budget)
-    return Found(choice, table.cost(choice), float("-inf"))
+    return SearchResult(choice, table.cost(choice), float("-inf"))
 
 
 def _chosen(prepared: Prepared, choice: Sequence[int], left: Left) -> dict[str, int]:

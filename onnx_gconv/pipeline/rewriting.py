@@ -10,12 +10,12 @@ from onnx_gconv.errors import ModelError, VerifyError
 from onnx_gconv.model.check import check
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.plan import Plan
-from onnx_gconv.rewrite.fit import fit
+from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.group import carry_out, placement_of
 from onnx_gconv.rewrite.lowering import LoweringName
 from onnx_gconv.rewrite.mask import mask
-from onnx_gconv.verify import Order, Verification, default_tolerance, verify
+from onnx_gconv.rewrite.match import fit
+from onnx_gconv.verification import Order, Verification, default_tolerance, verify
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from onnx_gconv.model.network import Layer, Network
-from onnx_gconv.planning.group_config import read_group_config
-from onnx_gconv.planning.request import CostName, Request
-from onnx_gconv.planning.solving import Groupings
+from onnx_gconv.pipeline.group_config import read_group_config
+from onnx_gconv.pipeline.settings import CostName, Request
+from onnx_gconv.pipeline.solving import Groupings
 from onnx_gconv.search.rules import by_group_channels, uniform
 from onnx_gconv.search.table import Option, Row, Table
 from onnx_gconv.search.target import CHANNEL_BLOCK, is_aligned

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from onnx_gconv.errors import PlanError
 from onnx_gconv.model.network import Layer
-from onnx_gconv.plan import from_json, read_json
+from onnx_gconv.plans import from_json, read_json
 
 
 def read_group_config(path: Path, layers: Sequence[Layer]) -> dict[str, int]:

@@ -9,11 +9,11 @@ import onnx
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.spaces import Spaces, find_spaces
-from onnx_gconv.planning.choosing import Candidates, Left
-from onnx_gconv.planning.importances import layer_importance
-from onnx_gconv.planning.request import Request
-from onnx_gconv.planning.solving import Groupings, Progress
-from onnx_gconv.solve.coupled import Level, Site, Term, solve_coupled
+from onnx_gconv.pipeline.choosing import Candidates, Left
+from onnx_gconv.pipeline.importances import layer_importance
+from onnx_gconv.pipeline.settings import Request
+from onnx_gconv.pipeline.solving import Groupings, Progress
+from onnx_gconv.solve.coupled import Level, SharedAxis, Term, solve_coupled
 from onnx_gconv.solve.grouping import Grouping, canonical, kept_share
 
 Side = Literal["in", "out"]
@@ -23,7 +23,7 @@ class _Sites:
     """The sites of a model: who shares a partition with whom."""
 
     def __init__(self, spaces: Spaces, layers: Sequence[Layer], sources: Mapping[str, str], *, share_all: bool) -> None:
-        self.sites: list[Site] = []
+        self.sites: list[SharedAxis] = []
         self._spaces = spaces
         self._share_all = share_all
         self._by_key: dict[tuple[object, ...], int] = {}
@@ -51,14 +51,14 @@ class _Sites:
         channels = layer.in_channels if side == "in" else layer.out_channels
         atom = self._atom(tensor)
         if atom is None:
-            return None if self._share_all else self._site((layer.name, side), Site(channels))
+            return None if self._share_all else self._site((layer.name, side), SharedAxis(channels))
         if atom in self._in_place and self._share_all:
-            return self._site((atom,), Site(channels, fixed=True))
+            return self._site((atom,), SharedAxis(channels, fixed=True))
         if self._share_all or (atom in self._streams and atom not in self._in_place):
-            return self._site((atom,), Site(channels))
-        return self._site((layer.name, side), Site(channels))
+            return self._site((atom,), SharedAxis(channels))
+        return self._site((layer.name, side), SharedAxis(channels))
 
-    def _site(self, key: tuple[object, ...], site: Site) -> int:
+    def _site(self, key: tuple[object, ...], site: SharedAxis) -> int:
         if key not in self._by_key:
             self._by_key[key] = len(self.sites)
             self.sites.append(site)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from onnx_gconv.explore.engine import TRIES, Engine
-from onnx_gconv.explore.folder import Folder
-from onnx_gconv.explore.job import Errand, Job, job_names
-from onnx_gconv.explore.point import Point
+from onnx_gconv.exploration.engine import TRIES, Engine
+from onnx_gconv.exploration.folder import Folder
+from onnx_gconv.exploration.job import Brief, Goal, job_names
+from onnx_gconv.exploration.point import Point
 from onnx_gconv.search.budget import Budget
 
 
@@ -20,12 +20,12 @@ class Failure:
     details: str = ""  # the traceback of a bug
 
 
-def jobs_for(budgets: Sequence[Budget]) -> list[Job]:
+def jobs_for(budgets: Sequence[Budget]) -> list[Goal]:
     """Return a job for each budget, named point-00 and so on."""
-    return [Job(name, budget) for name, budget in zip(job_names(len(budgets)), budgets, strict=True)]
+    return [Goal(name, budget) for name, budget in zip(job_names(len(budgets)), budgets, strict=True)]
 
 
-def run_jobs(errand: Errand, jobs: Sequence[Job], folder: Folder, engine: Engine) -> Iterator[Point | Failure]:
+def run_jobs(brief: Brief, jobs: Sequence[Goal], folder: Folder, engine: Engine) -> Iterator[Point | Failure]:
     """Yield those points that the folder has already, then each other one when it is made and kept there.
 
     A point that fails stops no other: they have nothing to do with each other.
@@ -40,7 +40,7 @@ def run_jobs(errand: Errand, jobs: Sequence[Job], folder: Folder, engine: Engine
     if not todo:
         return
     try:
-        for job, lost in engine(errand, todo, folder.part):
+        for job, lost in engine(brief, todo, folder.part):
             if lost is not None:
                 message = f"the process that made it died {TRIES} times ({lost.how})."
                 yield Failure(job.name, message, "perhaps memory ran out: try fewer --jobs")
