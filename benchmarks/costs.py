@@ -19,7 +19,7 @@ from oneshot_alternatives import with_fresh_statistics
 from onnx_gconv.model.file import load
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.planner import plan_within, prepare, resolve_budget
+from onnx_gconv.pipeline.planning import plan_within, prepare, resolve_budget
 from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.runtime import observe_shapes

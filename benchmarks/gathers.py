@@ -10,7 +10,7 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.file import load
 from onnx_gconv.model.network import layer_weight, read
 from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.planner import make_plan
+from onnx_gconv.pipeline.planning import make_plan
 from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.rewrite.group import placement_of
 from onnx_gconv.runtime import observe_shapes

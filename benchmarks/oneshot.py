@@ -144,7 +144,7 @@ def _compressed(row: Row, model: "onnx.ModelProto", data: "Images") -> "tuple[on
 
     from onnx_gconv.model.network import read
     from onnx_gconv.model.shapes import input_shapes
-    from onnx_gconv.pipeline.planner import make_plan, resolve_budget
+    from onnx_gconv.pipeline.planning import make_plan, resolve_budget
     from onnx_gconv.pipeline.settings import Request
     from onnx_gconv.recover.calibration import calibration
     from onnx_gconv.recover.fitting import FitOptions

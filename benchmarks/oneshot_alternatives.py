@@ -45,7 +45,7 @@ def with_fresh_statistics(model: onnx.ModelProto, feeds: Iterable[Feeds]) -> onn
 
 
 def prune_channels(
-    model: onnx.ModelProto, network: Network, max_macs: int, feeds: Iterable[Feeds], *, effort: FitOptions
+    model: onnx.ModelProto, network: Network, max_macs: int, feeds: Iterable[Feeds], *, options: FitOptions
 ) -> tuple[onnx.ModelProto, int]:
     """Return the model without the weakest inner channels, the same share in every block, all fitted anew; and its MACs.
 
@@ -68,7 +68,7 @@ def prune_channels(
         replace(site, inputs=kept_of[site.name][None]) if site.name in kept_of else site
         for site in find_sites(Flow(masked), Constants(masked), {})
     ]
-    fitted = fit_layers(model, masked, sites, feeds, effort=effort, progress=lambda *_: None)
+    fitted = fit_layers(model, masked, sites, feeds, options=options, progress=lambda *_: None)
     return fitted.model, macs_with(network, pairs, counted)
 
 

@@ -28,7 +28,7 @@ from solver import layers, permuted_blocks
 from onnx_gconv.model.file import load
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.planner import make_plan
+from onnx_gconv.pipeline.planning import make_plan
 from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.search.budget import parse_limit
 from onnx_gconv.solve.bound import kept_bound

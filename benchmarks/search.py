@@ -19,7 +19,7 @@ import numpy as np
 from onnx_gconv.model.file import load
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.planner import prepare
+from onnx_gconv.pipeline.planning import prepare
 from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import search_exact

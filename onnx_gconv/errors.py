@@ -9,6 +9,10 @@ class GconvError(Exception):
         self.hint = hint
 
 
+class UsageError(GconvError):
+    """The wishes do not go together, or one of them is none that we know."""
+
+
 class ModelError(GconvError):
     """The model cannot be read, understood or run."""
 

@@ -1,6 +1,6 @@
 """How well a model does on the user's data: how often it is right, and how close it is to a reference."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -12,11 +12,11 @@ from onnx_gconv.data.batch import Batch, Data, fixed_batch, good_batch
 from onnx_gconv.data.inputs import model_inputs
 from onnx_gconv.data.open import WHERE_LABELS_ARE
 from onnx_gconv.errors import DataError, ModelError
+from onnx_gconv.listener import OnProgress, ignore
 from onnx_gconv.runtime import Result, run, session
 from onnx_gconv.verification import finite, require_same_interface
 
 FEWEST_CLASSES = 6  # of five classes, every one is among the first five
-Progress = Callable[[int, int | None, str], None]  # samples done, of how many if known, what
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def evaluate(
     *,
     reference: onnx.ModelProto | None = None,
     limit: int | None = None,
-    on_progress: Progress = lambda done, total, what: None,
+    on_progress: OnProgress = ignore,
 ) -> Evaluation:
     """Return the accuracy of the model where there are labels, and its distance to the reference where there is one."""
     if reference is None and not data.has_labels:

@@ -112,3 +112,13 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically."""
     with staged(path.parent) as staging:
         (staging / path.name).write_text(text, encoding="utf-8")
+
+
+def result_files(model: Path) -> tuple[Path, Path, Path]:
+    """Return where a compressed model, its plan and its report go."""
+    return model, model.with_name(f"{model.stem}.plan.json"), model.with_name(f"{model.stem}.report.json")
+
+
+def data_file(model: Path) -> Path:
+    """Return where the weights of a model go that do not fit into its file."""
+    return model.with_name(f"{model.name}.data")

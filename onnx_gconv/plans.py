@@ -1,6 +1,7 @@
 """The plan: what to do to each Conv, and its file. The seam between deciding and doing."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,23 +60,22 @@ class Plan:
     layers: tuple[PlannedLayer, ...]
     skipped: tuple[SkippedConv, ...]
 
-
-def to_json(plan: Plan) -> str:
-    """Return the plan file's text: one layer a line, nothing in it that differs from run to run."""
-    head = {
-        "format": FORMAT,
-        "source_sha256": plan.source_sha256,
-        "criterion": plan.criterion,
-        "solver": plan.solver,
-        "search": plan.search,
-        "seed": plan.seed,
-        "budget": dict(plan.budget),
-        "gathers": plan.gathers,
-        "before": vars(plan.before),
-        "after": vars(plan.after),
-    }
-    lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
-    return f'{{{lines},\n "layers": {_rows(plan.layers)},\n "skipped": {_rows(plan.skipped)}}}\n'
+    def to_json(self) -> str:
+        """Return the plan file's text: one layer a line, nothing in it that differs from run to run."""
+        head = {
+            "format": FORMAT,
+            "source_sha256": self.source_sha256,
+            "criterion": self.criterion,
+            "solver": self.solver,
+            "search": self.search,
+            "seed": self.seed,
+            "budget": dict(self.budget),
+            "gathers": self.gathers,
+            "before": vars(self.before),
+            "after": vars(self.after),
+        }
+        lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
+        return f'{{{lines},\n "layers": {_rows(self.layers)},\n "skipped": {_rows(self.skipped)}}}\n'
 
 
 def _rows(items: tuple[PlannedLayer, ...] | tuple[SkippedConv, ...]) -> str:
@@ -84,9 +84,12 @@ def _rows(items: tuple[PlannedLayer, ...] | tuple[SkippedConv, ...]) -> str:
     return "[\n  " + ",\n  ".join(json.dumps(vars(item), ensure_ascii=False) for item in items) + "]"
 
 
-def read_plan(path: Path) -> Plan:
-    """Return the plan in the file; every malformed field is named with its file and layer."""
-    return from_json(read_json(path), str(path))
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """Return the plan in a file; every malformed field is named with its file and layer.
+
+    plan = onnx_gconv.read_plan("small.plan.json")
+    """
+    return from_json(read_json(Path(path)), str(path))
 
 
 def read_json(path: Path) -> object:
@@ -152,6 +155,6 @@ def _order(fields: Fields, field: str, channels_field: str) -> tuple[int, ...]:
     if [type(value) for value in values] != [int] * channels or sorted(values) != list(range(channels)):  # type: ignore[type-var]
         raise fields.wrong(
             f"{field!r} is not an order of {channels} channels (each of 0 to {channels - 1} once)",
-            "re-run `onnx-gconv plan` or mend the field",
+            "re-run `onnx-gconv plan` or correct the field",
         )
     return tuple(value for value in values if isinstance(value, int))

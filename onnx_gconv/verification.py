@@ -33,6 +33,10 @@ class Difference:
     max_rel: float
     inconclusive: str = ""  # why equality here says nothing, if it does not
 
+    def as_dict(self) -> dict[str, object]:
+        """Return it for JSON, which knows no infinity: null stands for it."""
+        return {"max_abs": finite(self.max_abs), "max_rel": finite(self.max_rel), "inconclusive": self.inconclusive}
+
 
 DIFFERENT = Difference(float("inf"), float("inf"))
 

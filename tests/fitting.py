@@ -45,12 +45,12 @@ def recover(
     feeds: Iterable[Feeds],
     *,
     sites: Sequence[Site] | None = None,
-    effort: FitOptions | None = None,
+    options: FitOptions | None = None,
 ) -> FittedModel:
     """Return the model masked by the plan with its weights fitted."""
     masked = mask(dense, plan)
     found = plan_sites(masked, plan) if sites is None else sites
-    return fit_layers(dense, masked, found, feeds, effort=effort or FitOptions(), progress=lambda *_: None)
+    return fit_layers(dense, masked, found, feeds, options=options or FitOptions(), progress=lambda *_: None)
 
 
 def outputs(model: onnx.ModelProto, feeds: Feeds, *names: str) -> list[np.ndarray]:

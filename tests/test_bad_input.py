@@ -479,7 +479,7 @@ def interrupt(command: str) -> None:
     "moment",
     [
         "onnx_gconv.model.file.load_with_data_files",
-        "onnx_gconv.pipeline.planner.make_plan",
+        "onnx_gconv.pipeline.planning.make_plan",
         "onnx_gconv.pipeline.rewriting.carry_out",
         "onnx_gconv.pipeline.rewriting.verify",
         "onnx_gconv.model.file.save",

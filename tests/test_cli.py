@@ -337,7 +337,7 @@ def test_a_bug_of_ours_is_one_sentence_and_with_v_a_traceback(monkeypatch: pytes
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("onnx_gconv.pipeline.planner.make_plan", broken)
+    monkeypatch.setattr("onnx_gconv.pipeline.planning.make_plan", broken)
     before = listing(folder)
     finished = gconv("compress", "net.onnx", "--groups", "2")
     assert finished.code == 1

@@ -22,7 +22,7 @@ from tiny import Finished, conv_net, gconv, listing, save, save_external, write_
 
 from onnx_gconv.cli.stopping import Terminated
 from onnx_gconv.exploration.folder import Folder
-from onnx_gconv.exploration.job import Goal
+from onnx_gconv.exploration.goal import Goal
 from onnx_gconv.exploration.point import Point, dominated
 from onnx_gconv.files import locked
 

@@ -9,7 +9,7 @@ from tiny import conv_net
 from onnx_gconv.errors import PlanError
 from onnx_gconv.model.network import Layer, read
 from onnx_gconv.pipeline.group_config import module_names, read_group_config
-from onnx_gconv.pipeline.planner import make_plan
+from onnx_gconv.pipeline.planning import make_plan
 from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.plans import to_json
 

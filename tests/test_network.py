@@ -10,7 +10,7 @@ from onnx_gconv.errors import ModelError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Network, layer_weight, read
 from onnx_gconv.model.shapes import declared_shape, input_shapes, parse_input_shapes
-from onnx_gconv.pipeline.planner import make_plan
+from onnx_gconv.pipeline.planning import make_plan
 from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.rewrite.group import group, placement_of
 from onnx_gconv.rewrite.mask import mask

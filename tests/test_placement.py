@@ -10,7 +10,7 @@ from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.axes import Atoms
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import find_convs, read
-from onnx_gconv.pipeline.planner import make_plan
+from onnx_gconv.pipeline.planning import make_plan
 from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.plans import Plan, PlannedLayer, Totals
 from onnx_gconv.rewrite.group import carry_out, placement_of

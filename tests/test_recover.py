@@ -93,8 +93,8 @@ import hashlib
 from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, recover
 from tiny import residual_net
 from onnx_gconv.recover.fitting import FitOptions
-effort = FitOptions(least_positions=900, positions_a_weight=1, jobs=2)
-model = recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort).model
+options = FitOptions(least_positions=900, positions_a_weight=1, jobs=2)
+model = recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, options=options).model
 print(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())
 """
 
@@ -102,8 +102,8 @@ print(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())
 def test_the_result_is_the_same_to_the_last_bit_whatever_the_jobs_and_the_process() -> None:
     hashes = set()
     for jobs in (1, 2):
-        effort = FitOptions(least_positions=900, positions_a_weight=1, jobs=jobs)  # few enough that positions are drawn
-        model = recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort).model
+        options = FitOptions(least_positions=900, positions_a_weight=1, jobs=jobs)  # few enough that positions are drawn
+        model = recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, options=options).model
         hashes.add(hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest())
     for seed in ("1", "2"):
         path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
@@ -115,7 +115,7 @@ def test_the_result_is_the_same_to_the_last_bit_whatever_the_jobs_and_the_proces
 
 def test_another_seed_draws_other_positions() -> None:
     few = [FitOptions(least_positions=900, positions_a_weight=1, seed=seed) for seed in (0, 1)]
-    one, two = (recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort).model for effort in few)
+    one, two = (recover(residual_net(), RESIDUAL_PLAN, RESIDUAL_FEEDS, options=options).model for options in few)
     assert distance(get_tensor(one, "w1"), get_tensor(two, "w1")) > 1e-3
 
 
@@ -131,7 +131,7 @@ def test_where_grouped_weights_can_do_the_same_they_are_found() -> None:
     )
     feeds = [{"image": np.tile(batch["image"], (1, 2, 1, 1))} for batch in RESIDUAL_FEEDS]
     plan = plan_of(grouped("y", 6, 8))
-    found = recover(dense, plan, feeds, effort=UNDAMPED)
+    found = recover(dense, plan, feeds, options=UNDAMPED)
     (expected,), (masked,), (recovered,) = (outputs(model, feeds[0]) for model in (dense, mask(dense, plan), found.model))
     assert distance(expected, masked) > 0.5
     assert distance(expected, recovered) < ROUNDING
@@ -143,7 +143,7 @@ def test_where_grouped_weights_can_do_the_same_they_are_found() -> None:
     assert layer.after < 1e-6 < 0.1 < layer.before
 
 
-def by_hand(dense: onnx.ModelProto, image: np.ndarray, *, is_corrected: bool, effort: FitOptions) -> dict[str, np.ndarray]:
+def by_hand(dense: onnx.ModelProto, image: np.ndarray, *, is_corrected: bool, options: FitOptions) -> dict[str, np.ndarray]:
     """Return the weights of the residual net, fitted one after the other: each on what those before it give now."""
     fitted = mask(dense, RESIDUAL_PLAN)
     stem, first, total, last = outputs(dense, {"image": image}, "stem", "first", "total", "last")
@@ -151,12 +151,12 @@ def by_hand(dense: onnx.ModelProto, image: np.ndarray, *, is_corrected: bool, ef
     tensors: dict[str, np.ndarray] = {}
     for number, layer in enumerate(RESIDUAL_PLAN.layers):
         source, stream = outputs(fitted, {"image": image}, {0: "image", 1: "stream", 2: "inner"}[number], "stream")
-        target, behind = (stem, first, last)[number], Behind(0.0, rounds=effort.relaxations)  # a Relu follows
+        target, behind = (stem, first, last)[number], Behind(0.0, rounds=options.relaxations)  # a Relu follows
         if number == 2:
-            behind = Behind(0.0, added=stream, rounds=effort.relaxations) if is_corrected else Behind(-np.inf)
+            behind = Behind(0.0, added=stream, rounds=options.relaxations) if is_corrected else Behind(-np.inf)
             target = total if is_corrected else last
         prior = get_tensor(fitted, f"w{number}")
-        weight, bias = fit_conv(source, target, nodes[layer.name], prior, layer, damping=effort.damping, behind=behind)
+        weight, bias = fit_conv(source, target, nodes[layer.name], prior, layer, damping=options.damping, behind=behind)
         tensors |= {f"w{number}": weight, f"b{number}": bias}
         set_tensor(set_tensor(fitted, f"w{number}", weight), f"b{number}", bias)
     return tensors
@@ -173,10 +173,10 @@ def uncorrected(sites: list[Site]) -> list[Site]:
 def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(
     *, is_corrected: bool, damping: float, relaxations: int
 ) -> None:
-    dense, effort = residual_net(), FitOptions(damping=damping, relaxations=relaxations, is_validated=False)
+    dense, options = residual_net(), FitOptions(damping=damping, relaxations=relaxations, is_validated=False)
     sites = plan_sites(mask(dense, RESIDUAL_PLAN), RESIDUAL_PLAN)
-    found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=sites if is_corrected else uncorrected(sites), effort=effort).model
-    expected = by_hand(dense, image_of(RESIDUAL_FEEDS)["image"], is_corrected=is_corrected, effort=effort)
+    found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=sites if is_corrected else uncorrected(sites), options=options).model
+    expected = by_hand(dense, image_of(RESIDUAL_FEEDS)["image"], is_corrected=is_corrected, options=options)
     for name, value in expected.items():
         assert distance(value, get_tensor(found, name)) < ROUNDING, name
 
@@ -185,9 +185,9 @@ def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(
 def test_correcting_the_stream_brings_the_blocks_output_closer(relaxations: int) -> None:
     dense, feeds = residual_net(), image_of(RESIDUAL_FEEDS)
     masked = mask(dense, RESIDUAL_PLAN)
-    sites, effort = plan_sites(masked, RESIDUAL_PLAN), FitOptions(relaxations=relaxations)
+    sites, options = plan_sites(masked, RESIDUAL_PLAN), FitOptions(relaxations=relaxations)
     models = [
-        recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=each, effort=effort).model for each in (sites, uncorrected(sites))
+        recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=each, options=options).model for each in (sites, uncorrected(sites))
     ]
     (wanted,), *others = (outputs(model, feeds) for model in (dense, *models, masked))
     errors = [distance(wanted, found) for (found,) in others]
@@ -216,7 +216,7 @@ def test_relaxing_makes_the_loss_that_bounds_the_error_behind_the_activation_sma
     plan = plan_of(grouped("c", 8, 4, seed=1))
     losses, errors = [], []
     for relaxations in range(4):
-        found = recover(dense, plan, RESIDUAL_FEEDS, effort=replace(UNDAMPED, relaxations=relaxations)).model
+        found = recover(dense, plan, RESIDUAL_FEEDS, options=replace(UNDAMPED, relaxations=relaxations)).model
         (wanted, behind), (given, passed) = (outputs(model, image_of(RESIDUAL_FEEDS), "n", "y") for model in (dense, found))
         gap = given.astype(np.float64) - wanted
         # Beyond the limits only what gets past them counts. That bounds the error behind the activation.
@@ -231,8 +231,8 @@ def test_relaxing_makes_the_loss_that_bounds_the_error_behind_the_activation_sma
 
 def test_errors_of_layers_are_those_of_their_own_least_squares() -> None:
     """`before` is the share of the target's variance that masked weights leave, `after` what the fitted ones do."""
-    dense, feeds, effort = residual_net(), image_of(RESIDUAL_FEEDS), FitOptions(relaxations=0)
-    found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, effort=effort)
+    dense, feeds, options = residual_net(), image_of(RESIDUAL_FEEDS), FitOptions(relaxations=0)
+    found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, options=options)
     wanted, stem = (values.astype(np.float64) for values in outputs(dense, feeds, "total", "stem"))
 
     def share(target: np.ndarray, value: np.ndarray) -> float:
@@ -299,7 +299,7 @@ def test_the_constant_goes_into_the_mean_and_nothing_else_of_the_normalization_c
         tensors |= {f"{name}{number}": 1 + np.square(normal(8)) for name in ("gamma", "beta", "mean", "var")}
     dense = from_text(NORMALIZED, **tensors)
     plan = plan_of(grouped("a", 8, 4), grouped("b", 8, 8))
-    found = recover(dense, plan, RESIDUAL_FEEDS, effort=FitOptions(relaxations=0)).model
+    found = recover(dense, plan, RESIDUAL_FEEDS, options=FitOptions(relaxations=0)).model
     changed = {
         tensor.name
         for tensor in dense.graph.initializer
@@ -321,6 +321,6 @@ def test_means_that_an_earlier_fit_has_moved_are_not_moved_again(relaxations: in
         set_tensor(moved, name, get_tensor(dense, name) + normal(8).astype(np.float32))
     before, wanted = (outputs(model, RESIDUAL_FEEDS[0])[0] for model in (moved, dense))
     assert distance(wanted, before) > 0.1
-    sites, effort = plan_sites(moved, plan_of()), FitOptions(relaxations=relaxations)
-    found = fit_layers(dense, moved, sites, RESIDUAL_FEEDS, effort=effort, progress=lambda *_: None).model
+    sites, options = plan_sites(moved, plan_of()), FitOptions(relaxations=relaxations)
+    found = fit_layers(dense, moved, sites, RESIDUAL_FEEDS, options=options, progress=lambda *_: None).model
     assert distance(wanted, outputs(found, RESIDUAL_FEEDS[0])[0]) < ROUNDING

@@ -76,7 +76,7 @@ def test_a_pooled_branch_that_is_added_everywhere_mends_the_mean_of_what_it_is_a
         w2=normal(4, 4, 1, 1),
         b2=normal(4),
     )
-    found = recover(dense, plan_of(grouped("d", 4, 4)), [{"x": IMAGES}], effort=FitOptions(damping=1e-8, is_validated=False)).model
+    found = recover(dense, plan_of(grouped("d", 4, 4)), [{"x": IMAGES}], options=FitOptions(damping=1e-8, is_validated=False)).model
     gap = np.subtract(*(outputs(model, {"x": IMAGES})[0].astype(np.float64) for model in (dense, found)))
     pooled = IMAGES.mean(axis=(2, 3), dtype=np.float64)
     # Least squares leaves an error that has nothing to do with what it could use: the pooled input, and a constant.
@@ -105,7 +105,7 @@ def test_samples_that_make_an_activation_infinite_are_refused_by_the_layers_name
         recover(dense, plan_of(), [{"x": images}])
     halves = {("y", 2): Grouping(2, np.arange(4), np.arange(4), 0.5)}
     with pytest.raises(DataError, match="'y'"):
-        sensitivities(dense, dense, halves, [{"x": images}], probes=1, effort=FitOptions(), progress=lambda *_: None)
+        sensitivities(dense, dense, halves, [{"x": images}], probes=1, options=FitOptions(), progress=lambda *_: None)
 
 
 def test_sums_of_both_infinities_are_nan_without_a_warning() -> None:

@@ -95,6 +95,6 @@ def test_two_inputs_are_both_carried_along() -> None:
     )
     feeds = [batch | {"other": 3 * batch["image"]} for batch in RESIDUAL_FEEDS]
     plan = plan_of(grouped("y", 8, 8))
-    found = recover(dense, plan, feeds, effort=FitOptions(damping=1e-8, is_validated=False)).model
+    found = recover(dense, plan, feeds, options=FitOptions(damping=1e-8, is_validated=False)).model
     (expected,), (recovered,) = (outputs(model, feeds[0]) for model in (dense, found))
     assert distance(expected, recovered) < ROUNDING

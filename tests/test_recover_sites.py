@@ -240,7 +240,7 @@ class Executions:
 
 def refit(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> onnx.ModelProto:
     sites = find_sites(Flow(model), Constants(model), {})
-    return fit_layers(model, model, sites, feeds, effort=FitOptions(), progress=lambda *_: None).model
+    return fit_layers(model, model, sites, feeds, options=FitOptions(), progress=lambda *_: None).model
 
 
 # Branches that meet in a Concat, an If that reads from outside, constants, a second input, a dead end and two outputs.

@@ -40,7 +40,7 @@ def measure(
 ) -> Mapping[tuple[str, int], float]:
     groupings = {(layer.name, layer.groups): grouping(layer) for layer in layers}
     return sensitivities(
-        model, model, groupings, feeds, probes=probes, effort=FitOptions(jobs=jobs, is_validated=False), progress=lambda *_: None
+        model, model, groupings, feeds, probes=probes, options=FitOptions(jobs=jobs, is_validated=False), progress=lambda *_: None
     )
 
 
@@ -187,6 +187,6 @@ def test_in_a_compressed_model_a_layer_is_tried_in_the_company_of_the_others() -
     expected = np.mean([np.square(one - two).sum() / np.square(one).sum() for one, two in gaps])
     groupings = {("last", 4): grouping(layer)}
     found = sensitivities(
-        dense, masked, groupings, feeds, probes=2, effort=FitOptions(is_validated=False), progress=lambda *_: None
+        dense, masked, groupings, feeds, probes=2, options=FitOptions(is_validated=False), progress=lambda *_: None
     )
     assert found["last", 4] == pytest.approx(expected, rel=1e-3)

@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 
@@ -18,32 +19,30 @@ reference.
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = options.command(subparsers, "evaluate", "accuracy on data, and distance to a reference", TEACH)
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
     parser.add_argument("--data", required=True, metavar="DATA", help=options.DATA_HELP)
     parser.add_argument("--reference", type=Path, metavar="DENSE", help="the ONNX file to compare with, for example the original")
     parser.add_argument("--limit", type=options.positive, metavar="N", help="only the first N samples")
     options.add_data_flags(parser)
     options.add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from onnx_gconv.data.open import open_data
-    from onnx_gconv.evaluation import evaluate
-    from onnx_gconv.model.file import load
-
-    model = load(args.model)
-    reference = None if args.reference is None else load(args.reference)
-    data = open_data(args.data, model, preprocessing=options.preprocessing(args))
-    with Story(args).progress("evaluating") as progress:
-        result = evaluate(model, data, reference=reference, limit=args.limit, on_progress=progress)
+    with Story(args) as story:
+        found = onnx_gconv.evaluate(
+            args.model,
+            args.data,
+            reference=args.reference,
+            limit=args.limit,
+            listener=story.listener,
+            **options.wishes(args),
+        )
     if args.json:
         names = {"model": str(args.model), "data": args.data, "reference": args.reference and str(args.reference)}
-        print(json.dumps({"format": 1, **names, **result.as_dict()}, indent=1, ensure_ascii=False))
+        print(json.dumps({"format": 1, **names, **found.as_dict()}, indent=1, ensure_ascii=False))
     else:
         from onnx_gconv.report.tables import print_evaluation
 
-        print_evaluation(result)
+        print_evaluation(found)
     return 0

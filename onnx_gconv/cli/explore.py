@@ -1,21 +1,16 @@
 """`explore`: many budgets."""
 
 import argparse
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx_gconv
 from onnx_gconv.cli import finetune, options
-from onnx_gconv.cli.exploring import Exploring, require_engine
-from onnx_gconv.cli.recovering import open_calibration, with_measured
-from onnx_gconv.cli.source import open_source, read_network
-from onnx_gconv.cli.stopping import STOPS
 from onnx_gconv.cli.story import Story
+from onnx_gconv.files import staged
 
 if TYPE_CHECKING:
-    from onnx_gconv.exploration.point import Point
-    from onnx_gconv.model.network import Network
+    from onnx_gconv import Exploration
 
 TEACH = """\
 Find the best plan for each of several budgets, from the model as it is down to the smallest it can become. Writes into
@@ -35,13 +30,12 @@ run in --jobs processes here, or on a Ray cluster. A process that dies is replac
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = options.command(subparsers, "explore", "the best plan for each of several budgets", TEACH)
+def add_flags(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder to write into")
     parser.add_argument("--points", type=options.positive, default=12, metavar="N", help="how many budgets (default 12)")
     parser.add_argument("--by", choices=("macs", "params"), default="macs", help="what the budgets limit (default macs)")
-    options.add_method(parser, measured=True)
+    options.add_method(parser)
     options.add_calibration(parser)
     parser.add_argument("--eval", metavar="DATA", help="measure every point on this data (without labels: how often it agrees)")
     parser.add_argument("--finetune", metavar="DATA", help="train every point on this data, too; needs PyTorch")
@@ -59,70 +53,40 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "Models and .npz files travel to it; folders of images and functions must be there, at the same place, on every machine",
     )
     options.add_json(parser)
-    parser.set_defaults(run=partial(run, parser))
 
 
-def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    has_jobs = _check(args, parser)
-    request = options.request(args)
-    from onnx_gconv.exploration.folder import require_kept
-    from onnx_gconv.exploration.point import exploration_json
-    from onnx_gconv.exploration.solutions import prepare_resumable
-    from onnx_gconv.files import locked, make_folder, write_text
-    from onnx_gconv.model.file import sha256
-
-    require_engine(args)
-    story = Story(args)
-    source = open_source(args)
-    network = read_network(source, story)
-    calibration = open_calibration(source, args)
-    exploring = Exploring(source, network, args, story)
-    exploring.open_data()
-    [request] = with_measured([request], source, network, calibration, story)
+def run(args: argparse.Namespace) -> int:
     folder: Path = args.output
-    make_folder(folder)
-    digest = sha256(source.path)
-    text, points = "", list["Point"]()
-    try:
-        with locked(folder):
-            require_kept(folder, args.points, has_models=has_jobs, has_tuned=args.finetune is not None)
-            with story.progress("solving") as progress:
-                prepared = prepare_resumable(source.model, network, request, sha256=digest, folder=folder, progress=progress)
-            for points in exploring.made(prepared, calibration, digest) if has_jobs else exploring.planned(prepared, digest):
-                text = exploration_json(str(source.path), args.by, points, network, digest)
-                write_text(folder / "explore.json", text)
-            pictures = _draw(points, network, args, story) if points else []
-    except STOPS as stop:
-        # Before the first point is known, nobody knows which of those in the folder are of this exploration.
-        kept = f"{len(points)} of {args.points} points" if points else "what is finished"
-        raise type(stop)(f"'{folder}' keeps {kept}, and the same command goes on from there.") from stop
-    if args.json:
-        print(text, end="")
-    elif points:
+    has_models = any((args.calib, args.eval, args.finetune))
+    with Story(args) as story:
+        found = onnx_gconv.explore(
+            args.model,
+            folder,
+            points=args.points,
+            by=args.by,
+            finetune=args.finetune,
+            learning=finetune.learning(args),
+            device=args.device,
+            engine=args.engine,
+            address=args.address,
+            listener=story.listener,
+            **options.wishes(args),
+        )
+        pictures = _draw(found, folder, story) if found.points else []
+    if args.json and found.points:
+        print((folder / "explore.json").read_text(encoding="utf-8"), end="")
+    elif found.points:
         from onnx_gconv.report.tables import print_exploration
 
-        print_exploration(points, network, args.by)
-    if points:
-        made = f"{len(points)} plan{'s' * (len(points) > 1)}{' and models' * has_jobs}"
+        print_exploration(found.points, found.network, found.by)
+    if found.points:
+        made = f"{len(found.points)} plan{'s' * (len(found.points) > 1)}{' and models' * has_models}"
         story.tell(f"wrote {', '.join([made, 'explore.json', *(path.name for path in pictures)])} into {folder}")
-    exploring.require_all()
+    found.require_all()
     return 0
 
 
-def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> bool:
-    """Return whether points are more than plans; leave with a usage error where flags do not fit."""
-    options.check_measured(args, parser)
-    has_jobs = any((args.calib, args.eval, args.finetune))
-    if args.address and args.engine != "ray":
-        parser.error("--address is of a Ray cluster: give --engine ray")
-    if args.engine == "ray" and not has_jobs:
-        parser.error("--engine ray runs what --calib, --eval or --finetune ask for; plans alone are searched here, soon")
-    return has_jobs
-
-
-def _draw(points: "Sequence[Point]", network: "Network", args: argparse.Namespace, story: Story) -> list[Path]:
-    from onnx_gconv.files import staged
-
+def _draw(found: "Exploration", folder: Path, story: Story) -> list[Path]:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -130,5 +94,5 @@ def _draw(points: "Sequence[Point]", network: "Network", args: argparse.Namespac
         return []
     from onnx_gconv.report.picture import draw_exploration
 
-    with staged(args.output) as staging:
-        return [args.output / path.name for path in draw_exploration(points, network, args.by, staging / "explore")]
+    with staged(folder) as staging:
+        return [folder / path.name for path in draw_exploration(found.points, found.network, found.by, staging / "explore")]

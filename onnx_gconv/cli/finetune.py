@@ -2,24 +2,12 @@
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import onnx_gconv
 from onnx_gconv.cli import options
-from onnx_gconv.cli.recovering import open_calibration, recovered
-from onnx_gconv.cli.source import Source, open_source
 from onnx_gconv.cli.story import Story
-from onnx_gconv.cli.training import require_torch
-from onnx_gconv.errors import DataError, TrainingError
-
-if TYPE_CHECKING:
-    import onnx
-
-    from onnx_gconv.data.batch import Data
-    from onnx_gconv.plans import Plan
-    from onnx_gconv.torch.team import Team
-    from onnx_gconv.torch.training import Record, TrainingSettings
 
 TEACH = """\
 Train a pruned model in PyTorch while the weights that the plan drops stay zero, and write it back into the same graph,
@@ -32,16 +20,15 @@ from them; without, from the outputs of the dense model. Ctrl-C ends it early an
   torchrun --nproc-per-node 4 -m onnx_gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx
 """
 AUGMENTATIONS = ("crop", "flip")
+LEARNING = ("distill", "epochs", "lr", "batch_size", "schedule", "augment", "freeze_bn", "val_split", "amp")
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = options.command(subparsers, "finetune", "train a pruned model in PyTorch, masks held", TEACH)
+def add_flags(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file")
     parser.add_argument("--data", required=True, metavar="DATA", help=options.DATA_HELP)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the tuned model to write")
-    learning = add_learning(parser)
-    learning.add_argument(
+    add_learning(parser).add_argument(
         "--teacher", type=Path, metavar="DENSE", help="the dense model to learn from (default: MODEL, if it is not masked yet)"
     )
     add_device(parser).add_argument("--resume", action="store_true", help="go on after the last finished epoch of the same command")
@@ -49,7 +36,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     options.add_jobs(parser)
     options.add_calibration(parser)
     options.add_data_flags(parser)
-    parser.set_defaults(run=partial(run, parser))
 
 
 def add_learning(parser: argparse.ArgumentParser, remark: str | None = None) -> "argparse._ArgumentGroup":
@@ -93,118 +79,32 @@ def add_device(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     return running
 
 
-def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    options.check_outputs(args, parser, args.output)
-    require_torch("finetune")
-    from onnx_gconv.torch.team import assembled
-
-    with assembled(args.device) as team:
-        args.quiet = args.quiet or not team.is_first  # one process talks for all
-        return _tune(args, Story(args), team)
+def learning(args: argparse.Namespace) -> Any:
+    """Return what the flags say of the training."""
+    return {name: getattr(args, name) for name in LEARNING}
 
 
-def _tune(args: argparse.Namespace, story: Story, team: "Team") -> int:
-    from onnx_gconv.data.open import open_data
-    from onnx_gconv.model.file import save_atomically
-    from onnx_gconv.plans import read_plan
-    from onnx_gconv.torch.finetuning import Listener, Task, finetune, metrics_beside
-
-    plan = read_plan(args.plan)
-    source = open_source(args)
-    data = open_data(args.data, source.model, preprocessing=options.preprocessing(args))
-    settings = learning_settings(args, data)
-    teacher = _teacher(args, source, plan) if settings.distill > 0 else None
-    start = start_model(source, plan, args, story)
-    task = Task(start, plan, teacher, data, source.given_shapes)
-    with story.progress("tuning") as progress:
-        listener = Listener(progress, lambda record: _tell(record, settings, story, has_labels=data.has_labels))
-        tuned = finetune(task, settings, team, output=args.output, resume=args.resume, listener=listener)
-    if team.is_first:
-        files = save_atomically(tuned.model, args.output, external_data=source.has_external_data)
-        if tuned.interrupted:
+def run(args: argparse.Namespace) -> int:
+    options.check_outputs(args, args.output)
+    with Story(args) as story:
+        found = onnx_gconv.finetune(
+            args.model,
+            args.plan,
+            args.data,
+            args.output,
+            learning=learning(args),
+            teacher=args.teacher,
+            device=args.device,
+            resume=args.resume,
+            listener=story.listener,
+            **options.wishes(args),
+        )
+    if found.files:
+        if found.tuned.interrupted:
             story.tell("interrupted; --resume goes on.")
-        story.wrote(files, f"the weights of epoch {tuned.best.epoch}, and {metrics_beside(args.output)}")
-    return 130 if tuned.interrupted else 0
-
-
-def start_model(source: Source, plan: "Plan", args: argparse.Namespace, story: Story) -> "onnx.ModelProto":
-    """Return the masked model that the training starts from, its weights recovered first if there is --calib."""
-    from onnx_gconv.rewrite.mask import mask
-
-    calibration = open_calibration(source, args)
-    if calibration is None:
-        return mask(source.model, plan)
-    if _is_masked(source, plan):
-        raise TrainingError(
-            f"'{source.path}' is masked already, so --calib cannot fit it to what the dense model does.",
-            hint="give the dense model as MODEL, or leave out --calib",
-        )
-    fitted, recovery = recovered(source, plan, calibration, args, story)
-    if args.calib == args.data and args.val_split > 0:
-        story.warn("the start was fitted to the samples held back, too, so its validation figures flatter it")
-    story.tell(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
-    return fitted.model
-
-
-def learning_settings(args: argparse.Namespace, data: "Data") -> "TrainingSettings":
-    """Return what the flags of `add_learning` ask for, with this data."""
-    from onnx_gconv.torch.training import TrainingSettings
-
-    distill = args.distill if args.distill is not None else 0.0 if data.has_labels else 1.0
-    if distill < 1 and not data.has_labels:
-        raise DataError(
-            f"'{data.name}' has no labels, so --distill {distill:g} has nothing to take the rest of the loss from.",
-            hint="--distill 1, or data with labels",
-        )
-    return TrainingSettings(
-        epochs=args.epochs,
-        lr=args.lr,
-        batch_size=args.batch_size,
-        schedule=args.schedule,
-        distill=distill,
-        crop="crop" in args.augment,
-        flip="flip" in args.augment,
-        amp=args.amp,
-        seed=args.seed,
-        freeze_bn=args.freeze_bn,
-        val_split=args.val_split,
-    )
-
-
-def _teacher(args: argparse.Namespace, source: Source, plan: "Plan") -> "onnx.ModelProto":
-    """Return the dense model to learn from."""
-    from onnx_gconv.model.file import load
-    from onnx_gconv.verification import require_same_interface
-
-    if args.teacher is not None:
-        teacher = load(args.teacher)
-        require_same_interface(source.model, teacher)
-        return teacher
-    if _is_masked(source, plan):
-        raise TrainingError(
-            f"'{source.path}' is masked already, so it cannot teach what the dense model knew.",
-            hint="name the dense model with --teacher, or learn from labels alone with --distill 0",
-        )
-    return source.model
-
-
-def _is_masked(source: Source, plan: "Plan") -> bool:
-    from onnx_gconv.rewrite.mask import dropped_share
-
-    return bool(plan.layers) and dropped_share(source.model, plan) == 0
-
-
-def _tell(record: "Record", settings: "TrainingSettings", story: Story, *, has_labels: bool) -> None:
-    parts = []
-    if record.train_loss is not None:
-        parts.append(f"loss {record.train_loss:.4f}")
-    if record.validation_loss is not None:
-        parts.append(f"validation loss {record.validation_loss:.4f}")
-    if record.validation_accuracy is not None:
-        parts.append(f"{'accuracy' if has_labels else 'agreement with the dense model'} {record.validation_accuracy:.2%}")
-    if parts:  # nothing is known of the start where nothing is held back
-        head = f"epoch {record.epoch}/{settings.epochs}" if record.epoch else "start"
-        story.tell(f"{head}: {', '.join(parts)} ({record.seconds:.0f} s)")
+        *files, metrics = found.files
+        story.wrote(files, f"the weights of epoch {found.tuned.best.epoch}, and {metrics}")
+    return 130 if found.tuned.interrupted else 0
 
 
 def _share(text: str) -> float:

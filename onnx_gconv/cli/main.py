@@ -1,4 +1,4 @@
-"""`onnx-gconv COMMAND MODEL …`. Imports nothing heavy: each command imports its module only when it runs."""
+"""`onnx-gconv COMMAND MODEL …`. Imports nothing heavy, and of the commands only the one that runs."""
 
 import argparse
 import os
@@ -6,55 +6,58 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib import import_module
 
 from onnx_gconv import __version__
-from onnx_gconv.cli import apply, bench, compress, evaluate, explore, export, finetune, inspect, mask, plan, report, verify
 from onnx_gconv.cli.stopping import STOPS, Terminated, terminated_in_order
-from onnx_gconv.errors import GconvError
+from onnx_gconv.errors import GconvError, UsageError
 
 DESCRIPTION = """\
 Make a trained CNN smaller: turn its convolutions into group convolutions, straight on the ONNX file.
 
   onnx-gconv inspect  model.onnx                     what can be grouped, and what it costs now
-  onnx-gconv compress model.onnx --max-flops 50%     the whole job: plan, group, verify, write, report
-  onnx-gconv compress model.onnx --max-flops 50% --calib images.npz     and fit the weights that are left: no labels, no training
+  onnx-gconv compress model.onnx --max-flops 50% --calib images.npz --eval test.npz
+                                                     the whole job: plan, recover, group, verify, write, report
 
-or step by step, with files to look at and edit in between:
+The weights that are left are fitted to what the dense model does on the samples of --calib: no labels, no training. Without
+--calib nothing is fitted, and most of the accuracy is lost until you train. Step by step, with files to look at and edit:
 
   onnx-gconv plan     model.onnx --max-flops 50% -o plan.json
   onnx-gconv mask     model.onnx plan.json -o masked.onnx      for fine-tuning in any framework
-  onnx-gconv apply    masked.onnx plan.json -o grouped.onnx    the same function, really grouped
-  onnx-gconv verify   masked.onnx grouped.onnx
+  onnx-gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx     or here (needs PyTorch)
+  onnx-gconv apply    tuned.onnx plan.json -o grouped.onnx     the same function, really grouped
+  onnx-gconv verify   tuned.onnx grouped.onnx
 
-training back what pruning cost, with labels or without (needs PyTorch):
-
-  onnx-gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx
-
-what it costs in accuracy:
+How good and how fast it is, here or on a device, and which budget to choose:
 
   onnx-gconv evaluate grouped.onnx --data test.npz --reference model.onnx
+  onnx-gconv bench    model.onnx grouped.onnx --runner trtexec --host ssh://nvidia@jetson
+  onnx-gconv explore  model.onnx -o sweep --points 12 --calib images.npz --eval test.npz
+  onnx-gconv report   sweep -o page.html
 
-or look at many budgets first:
-
-  onnx-gconv explore  model.onnx -o sweep --points 12
-
-and measure, here or on a device:
-
-  onnx-gconv bench    model.onnx model.gconv.onnx --runner trtexec --host ssh://nvidia@jetson
-
-and see it all on one page:
-
-  onnx-gconv report   model.gconv.report.json -o page.html
+In Python, `onnx_gconv.compress(...)` and so on take the same words.
 """
+COMMANDS = {
+    "inspect": "list the Convs of a model and what they cost",
+    "compress": "the whole job: plan, recover, group, verify, write, report",
+    "plan": "choose the groups of each Conv and write a plan file",
+    "mask": "zero the weights that a plan drops, for fine-tuning anywhere",
+    "finetune": "train a pruned model in PyTorch, masks held",
+    "apply": "group the Convs of a model as a plan says",
+    "verify": "compare two models on seeded inputs",
+    "evaluate": "accuracy on data, and distance to a reference",
+    "explore": "the best plan or model for each of several budgets",
+    "export": "write a model as a target reads it",
+    "bench": "measure latency, here or on a device over ssh",
+    "report": "the results as one HTML page with charts",
+}
 # NumPy's BLAS reads this when it is first imported, which is after this. Our matrices are small, and its threads, waiting for
 # a core that somebody else uses, made a solve fifteen times slower. One thread also adds up in one order, always.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-COMMANDS = (inspect, compress, plan, mask, finetune, apply, verify, evaluate, explore, export, bench, report)
 
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands, or, if one is to run, that of this one beside the names of the others."""
     parser = argparse.ArgumentParser(
         prog="onnx-gconv",
         description=DESCRIPTION,
@@ -63,20 +66,36 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"onnx-gconv {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name, summary in COMMANDS.items():
+        if only not in (None, name):
+            commands.add_parser(name, help=summary)
+            continue
+        module = import_module(f"onnx_gconv.cli.{name}")
+        command = commands.add_parser(
+            name, help=summary, description=module.TEACH, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        volume = command.add_mutually_exclusive_group()
+        volume.add_argument("-v", "--verbose", action="store_true", help="tell more on stderr")
+        volume.add_argument("-q", "--quiet", action="store_true", help="only errors on stderr")
+        module.add_flags(command)
+        command.set_defaults(run=module.run, parser=command)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    args = build_parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    first = given[0] if given else ""
+    # Help needs the names of the commands only; a typo is refused with all of them.
+    args = build_parser(only=first).parse_args(given)
     try:
         # With arguments it is a function of another program, whose signals are its own.
         with terminated_in_order() if argv is None else nullcontext():
             code: int = args.run(args)
             sys.stdout.flush()
         return code
+    except UsageError as error:
+        args.parser.error(str(error))
     except GconvError as error:
         _complain(str(error), error.hint)
     except STOPS as stop:

@@ -1,18 +1,29 @@
-"""Flags that several commands share, and the values they stand for."""
+"""Flags that several commands share, and the wishes they stand for."""
 
 import argparse
 import math
-import os
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from onnx_gconv.cli.training import require_torch
+from onnx_gconv.errors import UsageError
+from onnx_gconv.files import require_writable
 
-if TYPE_CHECKING:
-    from onnx_gconv.data.preprocessing import Preprocessing, Size
-    from onnx_gconv.pipeline.settings import Request
+Size = int | tuple[int, int]
+# The flags that are wishes of the Python functions, under the same names. What is not given is left to the default there.
+WISHES = (
+    *("max_flops", "max_macs", "max_params", "max_latency", "timing", "groups", "max_group_channels", "group_config"),
+    *("include", "exclude", "min_group_channels", "target", "criterion", "solver", "effort", "sort_rounds", "search", "cost"),
+    *("gathers", "calib", "calib_samples", "eval", "resize", "crop", "scale", "mean", "std", "channel_order"),
+    *("refine_steps", "refine_data", "refine_epochs", "refine_lr", "refine_batch_size"),
+    *("lowering", "verify", "force", "input_shape", "seed", "jobs"),
+)
+
+
+def wishes(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags ask for, as the Python functions take it."""
+    return {name: value for name in WISHES if (value := getattr(args, name, None)) is not None}
+
 
 # Arguments that name what a command reads, and what that is.
 READ = {
@@ -36,19 +47,6 @@ DATA_HELP = (
 )
 
 
-def command(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, teach: str
-) -> argparse.ArgumentParser:
-    """Return the parser of one command with what every command has."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        name, help=summary, description=teach, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    volume = parser.add_mutually_exclusive_group()
-    volume.add_argument("-v", "--verbose", action="store_true", help="tell more on stderr")
-    volume.add_argument("-q", "--quiet", action="store_true", help="only errors on stderr")
-    return parser
-
-
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
     add_input_shape(parser)
@@ -58,7 +56,6 @@ def add_input_shape(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input-shape",
         action="append",
-        default=[],
         metavar="[NAME=]1x3x224x224",
         help="the input shape to count MACs, verify and measure at; needed where axes are dynamic (else: batch 1, 224 pixels)",
     )
@@ -70,7 +67,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_verifying(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--no-verify", action="store_true", help="write without running the model first; for models ONNX Runtime cannot run"
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        default=None,
+        help="write without running the model first; for models ONNX Runtime cannot run",
     )
 
 
@@ -78,20 +79,17 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lowering",
         choices=("group", "split", "matmul"),
-        default="group",
         help="how a group convolution is written: one Conv with groups (default), Split and a Conv for each group, or a batched "
         "MatMul for 1x1 Convs",
     )
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of everything random (default 0)")
+    parser.add_argument("--seed", type=natural, metavar="N", help="seed of everything random (default 0)")
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes or threads (default: all cores)"
-    )
+    parser.add_argument("--jobs", type=positive, metavar="N", help="processes or threads (default: all cores)")
 
 
 def add_data_flags(parser: argparse.ArgumentParser) -> None:
@@ -112,14 +110,7 @@ def add_data_flags(parser: argparse.ArgumentParser) -> None:
     images.add_argument("--scale", type=_number, metavar="S", help="a number or a fraction (default 1/255; 1 for uint8 inputs)")
     images.add_argument("--mean", type=_numbers, metavar="M,M,M", help="for each channel, or one for all (default 0)")
     images.add_argument("--std", type=_positive_numbers, metavar="S,S,S", help="for each channel, or one for all (default 1)")
-    images.add_argument("--channel-order", choices=("rgb", "bgr"), default="rgb", help="of colour images (default rgb)")
-
-
-def preprocessing(args: argparse.Namespace) -> "Preprocessing":
-    """Return what the flags of `add_data_flags` ask for."""
-    from onnx_gconv.data.preprocessing import Preprocessing
-
-    return Preprocessing(args.resize, args.crop, args.scale, args.mean or (), args.std or (), args.channel_order)
+    images.add_argument("--channel-order", choices=("rgb", "bgr"), help="of colour images (default rgb)")
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:
@@ -128,9 +119,7 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     recovery.add_argument(
         "--calib", metavar="DATA", help="samples like those the model was made for, some hundred or more; " + DATA_HELP
     )
-    recovery.add_argument(
-        "--calib-samples", type=positive, default=1000, metavar="N", help="use at most the first N of them (default 1000)"
-    )
+    recovery.add_argument("--calib-samples", type=positive, metavar="N", help="use at most the first N of them (default 1000)")
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:
@@ -158,13 +147,13 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     rule.add_argument(
         "--group-config", type=Path, metavar="FILE", help="the numbers of groups of a plan, or of the paper's authors' JSON"
     )
-    add_method(parser, measured=True)
+    add_method(parser)
 
 
-def add_method(parser: argparse.ArgumentParser, *, measured: bool) -> None:
-    """Add the flags that say which layers to group and how to solve and search; `measured` where there may be --calib."""
+def add_method(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which layers to group and how to solve and search."""
     _add_layers(parser)
-    _add_solving(parser, measured=measured)
+    _add_solving(parser)
     add_jobs(parser)
     add_seed(parser)
 
@@ -176,7 +165,6 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
     layers.add_argument(
         "--min-group-channels",
         type=positive,
-        default=1,
         metavar="N",
         help="at least N input and output channels per group (default 1)",
     )
@@ -188,52 +176,38 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_solving(parser: argparse.ArgumentParser, *, measured: bool) -> None:
+def _add_solving(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("method")
     how.add_argument(
         "--criterion",
-        choices=("l2", "l1", *(("taylor", "activation") if measured else ())),
-        default="l2",
-        help="importance of a kernel: its L2 norm (default, as in the paper), its L1 norm"
-        + (
-            "; with --calib also taylor, how far the outputs move without it, to first order (needs PyTorch), or activation, its "
-            "L2 norm times the strength of its input"
-            if measured
-            else ""
-        ),
+        choices=("l2", "l1", "taylor", "activation"),
+        help="importance of a kernel: its L2 norm (default, as in the paper), its L1 norm; with --calib also "
+        "taylor, how far the outputs move without it, to first order (needs PyTorch), or activation, its L2 norm times the "
+        "strength of its input",
     )
     how.add_argument(
         "--solver",
         choices=("best", "paper", "plain"),
-        default="best",
         help="which channels go together: alternating exact assignment (default), the paper's sort, or no permutation",
     )
-    how.add_argument(
-        "--effort", type=int, choices=range(4), default=1, help="how hard --solver best and --cost trial try (default 1)"
-    )
+    how.add_argument("--effort", type=int, choices=range(4), help="how hard --solver best and --cost trial try (default 1)")
     how.add_argument(
         "--sort-rounds",
         type=natural,
-        default=10,
         metavar="N",
         help="N_S of --solver paper, rounds of sorting a block (default 10)",
     )
     how.add_argument(
         "--search",
         choices=("exact", "local"),
-        default="exact",
         help="how the budget is spent: the provably best choice (default), or the paper's local search",
     )
     how.add_argument(
         "--cost",
-        choices=("log", "share", *(("sensitivity", "trial") if measured else ())),
-        help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept"
-        + (
-            "; with --calib also sensitivity, how far the outputs move when one layer alone is grouped and fitted, or trial, "
-            "several of these, the one whose plan recovers best (default with --calib)"
-            if measured
-            else ""
-        ),
+        choices=("log", "share", "sensitivity", "trial"),
+        help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept; with "
+        "--calib also sensitivity, how far the outputs move when one layer alone is grouped and fitted, or trial, several of "
+        "these, the one whose plan recovers best (default with --calib)",
     )
     how.add_argument(
         "--gathers",
@@ -242,69 +216,6 @@ def _add_solving(parser: argparse.ArgumentParser, *, measured: bool) -> None:
         "residual stream, Gathers only inside blocks; none: no Gather (default: free for target generic, else the first of none, "
         "shared, free that meets the budget)",
     )
-
-
-def check_choosing(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Leave with a usage error when nothing says how much to compress."""
-    budgets = (args.max_flops, args.max_macs, args.max_params, args.max_latency)
-    if not any((*budgets, args.groups, args.max_group_channels, args.group_config)):
-        parser.error("say how much: for example --max-flops 50%, --max-params 1.2M, or --groups 2")
-    if args.max_latency and args.timing is None and args.target != "ort-cpu":
-        parser.error("--max-latency needs times: --timing FILE from `bench --sweep`, or --target ort-cpu to time the layers now")
-    check_measured(args, parser)
-
-
-def check_measured(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Leave when something is to be measured and there is no data, or not what it takes."""
-    if getattr(args, "calib", None) is None:
-        for flag, needs in (("cost", ("sensitivity", "trial")), ("criterion", ("taylor", "activation"))):
-            if getattr(args, flag) in needs:
-                parser.error(f"--{flag} {getattr(args, flag)} is measured on data: give --calib DATA")
-    if args.criterion == "taylor":
-        require_torch("--criterion taylor")
-
-
-def request(args: argparse.Namespace) -> "Request":
-    """Return what the flags of `add_choosing` or `add_method` ask for."""
-    from onnx_gconv.pipeline.settings import Request
-    from onnx_gconv.search.budget import parse_latency, parse_limit
-    from onnx_gconv.solve.layer import Solver
-
-    limits = {
-        name: parse_limit(getattr(args, name)) for name in ("max_params", "max_macs", "max_flops") if getattr(args, name, None)
-    }
-    if getattr(args, "max_latency", None):
-        limits["max_latency_ms"] = parse_latency(args.max_latency)
-    return Request(
-        limits=limits,
-        groups=getattr(args, "groups", None),  # `explore` has no budget and no rule
-        max_group_channels=getattr(args, "max_group_channels", None),
-        group_config=getattr(args, "group_config", None),
-        include=args.include,
-        exclude=args.exclude,
-        min_group_channels=args.min_group_channels,
-        target=args.target or "generic",
-        criterion=args.criterion,
-        solver=Solver(args.solver, args.sort_rounds, args.effort, args.seed),
-        search=args.search,
-        cost=args.cost or ("trial" if getattr(args, "calib", None) else "log"),
-        gathers=args.gathers or "free",
-        seed=args.seed,
-        jobs=args.jobs,
-    )
-
-
-def requests(args: argparse.Namespace) -> "list[Request]":
-    """Return what the flags ask for, one request for each way of Gathers that may be tried, the fastest first."""
-    first = request(args)
-    if args.target is None and args.timing is not None:
-        from onnx_gconv.cli.sweeping import target_of
-        from onnx_gconv.deploy.time_table import read_table
-
-        first = replace(first, target=target_of(read_table(args.timing).bench.runner))
-    if args.gathers is not None or first.target == "generic":
-        return [first]
-    return [replace(first, gathers=way) for way in ("none", "shared", "free")]
 
 
 def positive(text: str) -> int:
@@ -334,7 +245,7 @@ def _whole(text: str, *, least: int) -> int:
     return int(text)
 
 
-def _size(text: str) -> "Size":
+def _size(text: str) -> Size:
     numbers = [positive(part) for part in text.lower().split("x")]
     if len(numbers) > 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 224 or 320x240")
@@ -363,10 +274,8 @@ def _positive_numbers(text: str) -> tuple[float, ...]:
     return numbers
 
 
-def check_outputs(args: argparse.Namespace, parser: argparse.ArgumentParser, *outputs: Path) -> None:
+def check_outputs(args: argparse.Namespace, *outputs: Path) -> None:
     """Refuse, before any work, results that cannot be written, and those that would replace what they are made from."""
-    from onnx_gconv.files import require_writable
-
     given = vars(args)
     for output in outputs:
         for name in READ:
@@ -374,7 +283,7 @@ def check_outputs(args: argparse.Namespace, parser: argparse.ArgumentParser, *ou
             for path in values if isinstance(values, list) else [values]:
                 if path is not None and output.resolve() == Path(path).resolve():
                     what = "the model itself" if name in ("model", "models") else f"the {READ[name]} that it is made from"
-                    parser.error(f"{output} would overwrite {what}")
+                    raise UsageError(f"{output} would overwrite {what}")
         require_writable(output)
 
 

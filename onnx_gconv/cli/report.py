@@ -1,11 +1,12 @@
 """`report`: the results of other commands as one HTML page."""
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
+from onnx_gconv.errors import DependencyError, UsageError
+from onnx_gconv.files import make_folder, staged
 
 PAGES = (".html", ".htm")
 TEACH = """\
@@ -23,8 +24,7 @@ matrices are those of the model that was planned; it is looked for where it was 
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = options.command(subparsers, "report", "the results as one HTML page with charts", TEACH)
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, metavar="DIR|REPORT", help="a folder of results, or one report.json")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="PAGE", help="the HTML file to write")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="also write every chart as SVG and PNG into this folder")
@@ -39,15 +39,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--point", type=options.natural, metavar="N", help="show point N of the exploration layer by layer, and mark it"
     )
-    parser.set_defaults(run=partial(run, parser))
 
 
-def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    options.check_outputs(args, parser, args.output)
+def run(args: argparse.Namespace) -> int:
+    options.check_outputs(args, args.output)
     if args.output.exists() and args.output.suffix not in PAGES:
-        parser.error(f"the page would overwrite the file {args.output}, which is none")
+        raise UsageError(f"the page would overwrite the file {args.output}, which is none")
     _require_matplotlib()
-    from onnx_gconv.files import staged
     from onnx_gconv.report.page.collection import collect
     from onnx_gconv.report.page.page import page, picture_files, sections, show
 
@@ -72,8 +70,6 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def _write_figures(folder: Path, figures: dict[str, bytes]) -> None:
-    from onnx_gconv.files import make_folder, staged
-
     make_folder(folder)
     with staged(folder) as staging:
         for name, data in figures.items():
@@ -81,8 +77,6 @@ def _write_figures(folder: Path, figures: dict[str, bytes]) -> None:
 
 
 def _require_matplotlib() -> None:
-    from onnx_gconv.errors import DependencyError
-
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

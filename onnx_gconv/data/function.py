@@ -41,22 +41,26 @@ class FunctionData:
     def _given(self) -> Iterator[Batch]:
         first = 0
         for item in _items(self.name, self.function):
-            batch = _batch(item, self.inputs, source=self.name, first=first)
+            batch = batch_of(item, self.inputs, source=self.name, first=first)
             if (batch.labels is not None) != self.has_labels:
                 raise DataError(f"{self.name} gives labels with some batches only.", hint="give them with all or with none")
             first += len(batch)
             yield batch
 
 
-def open_function(name: str, inputs: tuple[Input, ...]) -> FunctionData:
+def open_named_function(name: str, inputs: tuple[Input, ...]) -> FunctionData:
+    """Return what the function called `package.module:function` yields."""
+    return open_function(name, inputs, _import(name))
+
+
+def open_function(name: str, inputs: tuple[Input, ...], function: Callable[[], Iterable[object]]) -> FunctionData:
     """Return what the function yields. It is called once here, for its first batch, to see whether there are labels."""
-    function = _import(name)
     items = _items(name, function)
     first = next(items, None)
     items.close()
     if first is None:
         raise DataError(f"{name} gives no batches.", hint=CONTRACT)
-    return FunctionData(name, _batch(first, inputs, source=name, first=0).labels is not None, function, inputs)
+    return FunctionData(name, batch_of(first, inputs, source=name, first=0).labels is not None, function, inputs)
 
 
 def _import(name: str) -> Callable[[], Iterable[object]]:
@@ -95,8 +99,8 @@ def _items(name: str, function: Callable[[], Iterable[object]]) -> Generator[obj
         yield item
 
 
-def _batch(item: object, inputs: tuple[Input, ...], *, source: str, first: int) -> Batch:
-    """Return the batch that the user's function gave, checked against the model's inputs."""
+def batch_of(item: object, inputs: tuple[Input, ...], *, source: str, first: int) -> Batch:
+    """Return the batch that the user's code gave, checked against the model's inputs."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError(f"{source} gave {_kind(item)}, not (inputs, labels).", hint=CONTRACT)
     given, labels = item

@@ -1,14 +1,19 @@
-"""From what the user typed to the data it names."""
+"""From what the user named or holds to the data it is."""
 
+import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from onnx_gconv.data.batch import Data
 from onnx_gconv.data.folder import open_folder
-from onnx_gconv.data.function import open_function
-from onnx_gconv.data.inputs import model_inputs
+from onnx_gconv.data.function import open_named_function
+from onnx_gconv.data.inputs import Input, model_inputs
+from onnx_gconv.data.memory import open_arrays, open_batches
 from onnx_gconv.data.npz import open_npz
 from onnx_gconv.data.preprocessing import Preprocessing
 from onnx_gconv.errors import DataError
@@ -19,16 +24,26 @@ WHERE_LABELS_ARE = (
 FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 
 
-def open_data(text: str, model: onnx.ModelProto, *, preprocessing: Preprocessing, labels: bool = False) -> Data:
-    """Return the data for this model; with `labels`, they must be there."""
-    data = _open(text, model, preprocessing)
-    if labels and not data.has_labels:
-        raise DataError(f"'{text}' has no labels, and they are needed here.", hint=WHERE_LABELS_ARE)
-    return data
+# The name of an .npz file, a folder of images or a function; arrays by input name, or one array; or batches.
+DataLike = str | os.PathLike[str] | Mapping[str, NDArray[np.generic]] | NDArray[np.generic] | Iterable[object]
 
 
-def _open(text: str, model: onnx.ModelProto, preprocessing: Preprocessing) -> Data:
+def open_data(given: DataLike, model: onnx.ModelProto, *, preprocessing: Preprocessing) -> Data:
+    """Return the data for this model."""
     inputs = model_inputs(model)
+    if isinstance(given, str | os.PathLike):
+        return _open_named(os.fspath(given), inputs, preprocessing)
+    if preprocessing != Preprocessing():
+        raise DataError(
+            "only a folder of images is resized, cropped, scaled and normalised here.",
+            hint="prepare arrays and batches as the model takes them, and leave these settings out",
+        )
+    if isinstance(given, Mapping | np.ndarray):
+        return open_arrays(given, inputs)
+    return open_batches(given, inputs)
+
+
+def _open_named(text: str, inputs: tuple[Input, ...], preprocessing: Preprocessing) -> Data:
     path = Path(text)
     if path.is_dir():
         return open_folder(text, inputs, preprocessing)
@@ -44,4 +59,4 @@ def _open(text: str, model: onnx.ModelProto, preprocessing: Preprocessing) -> Da
             f"'{text}' is no folder of images, so there is nothing to resize, crop, scale or normalise.",
             hint="leave out --resize, --crop, --scale, --mean, --std and --channel-order: other data comes preprocessed",
         )
-    return open_npz(text, inputs) if is_npz else open_function(text, inputs)
+    return open_npz(text, inputs) if is_npz else open_named_function(text, inputs)

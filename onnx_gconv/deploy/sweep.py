@@ -12,13 +12,13 @@ from onnx_gconv.deploy.one_layer import LayerShape, gather_models, layer_model, 
 from onnx_gconv.deploy.time_table import Bench, GatherTime, TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.errors import DeployError
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.search.latency import LayerLatencies
 from onnx_gconv.search.target import is_aligned
 
 Measure = Callable[[Sequence[onnx.ModelProto]], list[Timing]]  # models that take turns, all inputs of fixed shape
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Device:
     block: int
 
 
-def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Device, progress: Progress) -> TimeTable:
+def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Device, progress: OnProgress) -> TimeTable:
     """Return the table with every entry that this model needs; each one is in the file as soon as it is measured."""
     table = read_table(path) if path.exists() else None
     todo = _todo(model, network, device.block, table)

@@ -84,10 +84,9 @@ class Timing:
         """Return it as timing.json has it."""
         return {"format": FORMAT, **asdict(self)}
 
-
-def to_json(timing: Timing) -> str:
-    """Return the text of timing.json."""
-    return json.dumps(timing.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    def to_json(self) -> str:
+        """Return the text of timing.json."""
+        return json.dumps(self.as_dict(), indent=1, ensure_ascii=False) + "\n"
 
 
 def read_timing(path: Path) -> Timing:

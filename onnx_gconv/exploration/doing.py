@@ -1,33 +1,34 @@
-"""Doing one job: plan within the budget, recover, group, verify, evaluate, fine-tune. The files are left in a folder."""
+"""Making one point: plan within the budget, recover, group, verify, evaluate, fine-tune. The files are left in a folder."""
 
 import json
 import os
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
 from onnx_gconv.data.open import open_data
 from onnx_gconv.errors import GconvError
 from onnx_gconv.evaluation import evaluate
-from onnx_gconv.exploration.job import Brief, Goal, Tuning
+from onnx_gconv.exploration.goal import Brief, Goal, Tuning
 from onnx_gconv.exploration.point import Point, planned_point
-from onnx_gconv.model.file import load, save
-from onnx_gconv.pipeline.planner import Planned, plan_guided
-from onnx_gconv.pipeline.rewriting import rewrite_verified
+from onnx_gconv.listener import SILENT, ignore
+from onnx_gconv.pipeline.original import Original, open_original
+from onnx_gconv.pipeline.planning import Planned, plan_guided
+from onnx_gconv.pipeline.recovering import guide_of, open_samples, recovered
+from onnx_gconv.pipeline.rewriting import Rewritten, rewrite
+from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.pipeline.solving import Groupings
+from onnx_gconv.pipeline.stopwatch import Stopwatch
 from onnx_gconv.pipeline.trial import Costs, Guide
-from onnx_gconv.plans import Plan, to_json
-from onnx_gconv.recover.calibration import Calibration, calibration
-from onnx_gconv.recover.fitting import FitOptions
-from onnx_gconv.recover.guide import CalibratedGuide
-from onnx_gconv.recover.recovery import Recovery, recover
+from onnx_gconv.plans import Plan
+from onnx_gconv.recover.calibration import Calibration
+from onnx_gconv.recover.recovery import Recovery
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.runtime import take_share
 
 OUTCOME = "outcome.json"
@@ -50,19 +51,20 @@ class KnownCosts:
         return self.guide.judge(plans)
 
 
-def do(brief: Brief, job: Goal, folder: Path, *, threads: int) -> None:
-    """Do a job and leave its files in the folder, with `outcome.json`: the point, or the sentence why there is none.
+def make(brief: Brief, goal: Goal, folder: Path, *, threads: int) -> None:
+    """Make a point and leave its files in the folder, with `outcome.json`: the point, or the sentence why there is none.
 
     What fails here would fail anywhere, so it is told and not tried again; only a process that dies leaves no outcome.
     """
     take_share(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for PyTorch, which is not imported yet
-    work = _Work(brief, job, folder, threads)
+    work = _Work(brief, goal, folder, replace(brief.settings, jobs=threads))
     started = time.process_time()
     try:
         point = work.done()
-        seconds = {**work.seconds, "cpu": round(time.process_time() - started, 3)}
-        outcome: dict[str, object] = {"point": vars(point), "seconds": seconds}
+        seconds = {**work.watch.seconds, "cpu": time.process_time() - started}
+        rounded = {name: round(value, 3) for name, value in seconds.items()}
+        outcome: dict[str, object] = {"point": vars(point), "seconds": rounded}
     except GconvError as error:
         outcome = {"error": str(error), "hint": error.hint}
     except Exception as error:
@@ -73,120 +75,94 @@ def do(brief: Brief, job: Goal, folder: Path, *, threads: int) -> None:
 
 @dataclass
 class _Work:
-    """A job on its way."""
+    """A point on its way."""
 
     brief: Brief
-    job: Goal
+    goal: Goal
     folder: Path
-    threads: int
-    seconds: dict[str, float] = field(default_factory=dict)
+    settings: Settings
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
     def done(self) -> Point:
-        brief, name = self.brief, self.job.name
-        with self._timed("read"):
-            model = load(brief.model)
-            samples = self._calibration(model)
-        with self._timed("search"):
-            planned = self._planned(model, samples)
-        plan, found = planned.plan, planned.found
-        assert found is not None, "an exploration searches, it follows no rule"
-        (self.folder / f"{name}.plan.json").write_text(to_json(plan), encoding="utf-8")
-        with self._timed("recover"):
-            start, recovery = self._recovered(model, plan, samples)
-        self._write(start, plan, f"{name}.onnx")
+        name, tuning = self.goal.name, self.brief.tuning
+        with self.watch("read"):
+            original = open_original(self.brief.model, self.brief.given_shapes)
+            samples = open_samples(original, self.settings)
+        with self.watch("search"):
+            planned = self._planned(original, samples)
+        plan = planned.plan
+        assert planned.search is not None, "an exploration searches, it follows no rule"
+        planned.save(self.folder / f"{name}.plan.json")
+        matched = match(original.model, plan)
+        with self.watch("recover"):
+            start, recovery = self._recovered(original, matched, samples)
+        rewritten = self._written(original, start, matched, f"{name}.onnx")
         finetuned = None
-        if brief.tuning is not None and plan.layers:
-            finetuned = self._tuned(model, start, plan, brief.tuning)
+        if tuning is not None and plan.layers:
+            finetuned = self._tuned(original, start, plan, matched, tuning)
         return planned_point(
             f"{name}.plan.json",
             plan,
-            found,
+            planned.search,
             model=f"{name}.onnx",
             recovery=None if recovery is None else recovery.as_dict(),
-            evaluation=self._evaluation(f"{name}.onnx", model),
+            evaluation=self._evaluation(rewritten, original),
             finetuned=finetuned,
         )
 
-    def _calibration(self, model: onnx.ModelProto) -> Calibration | None:
-        asked = self.brief.calibrating
-        if asked is None:
-            return None
-        return calibration(open_data(asked.data, model, preprocessing=self.brief.preprocessing), model, asked.samples)
-
-    def _planned(self, model: onnx.ModelProto, samples: Calibration | None) -> Planned:
-        brief, guide = self.brief, None
-        count = brief.prepared.network.count
+    def _planned(self, original: Original, samples: Calibration | None) -> Planned:
+        solved, costs = self.brief.solved, self.brief.costs
+        count = solved.network.count
         # Where the model fits as it is there is nothing to choose, and nothing to measure.
-        if samples is not None and brief.calibrating is not None and not self.job.budget.allows(count.params, count.macs):
-            seed = brief.prepared.request.seed
-            measuring = CalibratedGuide(model, samples, seed=seed, jobs=self.threads, progress=_silent)
-            guide = measuring if brief.calibrating.costs is None else KnownCosts(measuring, brief.calibrating.costs)
-        return plan_guided(brief.prepared, self.job.budget, guide, sha256=brief.sha256)
+        guide: Guide | None = None
+        if not self.goal.budget.allows(count.params, count.macs):
+            guide = guide_of(original, self.settings, samples, SILENT)
+        if guide is not None and costs is not None:
+            guide = KnownCosts(guide, costs)
+        return plan_guided(solved, self.goal.budget, guide)
 
     def _recovered(
-        self, model: onnx.ModelProto, plan: Plan, samples: Calibration | None
+        self, original: Original, matched: Matched, samples: Calibration | None
     ) -> tuple[onnx.ModelProto, Recovery | None]:
         """Return the masked model, fitted where there are samples; a model that nothing was dropped from needs no fit."""
-        if samples is None or not plan.layers:
-            return mask(model, plan), None
-        effort = FitOptions(seed=self.brief.prepared.request.seed, jobs=self.threads)
-        return recover(model, plan, samples, effort=effort, progress=_silent)
+        if samples is None or not matched:
+            return mask(original.model, matched), None
+        return recovered(original, matched, samples, self.settings, SILENT)
 
-    def _write(self, masked: onnx.ModelProto, plan: Plan, file: str) -> None:
+    def _written(self, original: Original, masked: onnx.ModelProto, matched: Matched, file: str) -> Rewritten:
         """Group a masked model, verify it, and write it into the folder."""
-        prepared = self.brief.prepared
-        with self._timed("rewrite_and_verify"):
-            rewritten = rewrite_verified(
-                masked,
-                plan,
-                shapes=prepared.network.shapes,
-                given_shapes=self.brief.given_shapes,
-                seed=prepared.request.seed,
-            )
-            save(rewritten.grouped, self.folder / file, external_data=bool(self.brief.data_files))
+        with self.watch("rewrite_and_verify"):
+            rewritten = rewrite(original, masked, matched, seed=self.settings.seed, is_verified=True, listener=SILENT)
+            rewritten.save(self.folder / file)
+        return rewritten
 
-    def _evaluation(self, file: str, reference: onnx.ModelProto) -> dict[str, object] | None:
-        if self.brief.evaluated is None:
+    def _evaluation(self, rewritten: Rewritten, original: Original) -> dict[str, object] | None:
+        if self.settings.eval is None:
             return None
-        with self._timed("evaluate"):
-            data = open_data(self.brief.evaluated, reference, preprocessing=self.brief.preprocessing)
-            return evaluate(load(self.folder / file), data, reference=reference).as_dict()
+        with self.watch("evaluate"):
+            data = open_data(self.settings.eval, original.model, preprocessing=self.settings.preprocessing)
+            return evaluate(rewritten.model, data, reference=original.model).as_dict()
 
-    def _tuned(self, model: onnx.ModelProto, start: onnx.ModelProto, plan: Plan, tuning: Tuning) -> dict[str, object]:
+    def _tuned(self, original: Original, start: onnx.ModelProto, plan: Plan, matched: Matched, tuning: Tuning) -> dict[str, object]:
         """Train from where recovery ended, and return what that brought."""
         from onnx_gconv.torch import checkpoint
-        from onnx_gconv.torch.finetuning import Listener, Task, finetune, metrics_beside
+        from onnx_gconv.torch.finetuning import Task, finetune, metrics_beside
         from onnx_gconv.torch.team import assembled
         from onnx_gconv.torch.training import TrainingSettings
 
-        settings = TrainingSettings(**_any(tuning.settings))
-        output = self.folder / f"{self.job.name}.tuned.onnx"
-        with self._timed("finetune"), assembled(tuning.device) as team:
-            data = open_data(tuning.data, model, preprocessing=self.brief.preprocessing)
-            task = Task(start, plan, model if settings.distill > 0 else None, data, self.brief.given_shapes)
-            listener = Listener(_silent, lambda record: None)
-            tuned = finetune(task, settings, team, output=output, resume=False, listener=listener)
+        how = TrainingSettings(**tuning.settings)
+        output = self.folder / f"{self.goal.name}.tuned.onnx"
+        with self.watch("finetune"), assembled(tuning.device) as team:
+            data = open_data(tuning.data, original.model, preprocessing=self.settings.preprocessing)
+            task = Task(start, plan, original.model if how.distill > 0 else None, data, original.given_shapes)
+            tuned = finetune(task, how, team, output=output, resume=False, on_step=ignore, on_epoch=ignore)
         checkpoint.path_beside(output).unlink()  # only a training that stopped needs it
         best = {name: value for name, value in vars(tuned.best).items() if name != "seconds"}
-        self._write(tuned.model, plan, output.name)
+        rewritten = self._written(original, tuned.model, matched, output.name)
         return {
             "model": output.name,
             "metrics": metrics_beside(output).name,
-            "epochs": settings.epochs,
+            "epochs": how.epochs,
             "best": best,
-            "evaluation": self._evaluation(output.name, model),
+            "evaluation": self._evaluation(rewritten, original),
         }
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[what] = round(self.seconds.get(what, 0.0) + time.perf_counter() - started, 3)
-
-
-def _any(settings: Mapping[str, object]) -> dict[str, Any]:
-    return dict(settings)
-
-
-def _silent(done: int, total: int | None, what: str) -> None:
-    """A job has no terminal to show its progress on."""

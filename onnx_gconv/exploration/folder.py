@@ -11,7 +11,7 @@ from typing import Any
 
 from onnx_gconv.errors import OutputError
 from onnx_gconv.exploration.doing import OUTCOME
-from onnx_gconv.exploration.job import Goal, job_names
+from onnx_gconv.exploration.goal import Goal, goal_names
 from onnx_gconv.exploration.point import Point
 from onnx_gconv.files import STAGING, make_folder, staged, write_text
 from onnx_gconv.pipeline.trial import Costs
@@ -19,47 +19,47 @@ from onnx_gconv.pipeline.trial import Costs
 COSTS = "costs.json"
 OURS = re.compile(r"point-\d+\.(plan\.json|result\.json|(tuned\.)?onnx(\.data)?|tuned\.metrics\.jsonl)")
 UNFINISHED = re.compile(r"\.point-\d+")
-Settings = Mapping[str, object]
+Dependencies = Mapping[str, object]
 
 
 class Folder:
     """Results of points, each with the settings that it was made with."""
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    def __init__(self, path: Path, settings: Dependencies) -> None:
         self.path = path
         self._settings = settings
         self._cut_short = list(path.glob(f"{STAGING}*"))  # by an earlier process that was killed while it wrote
 
-    def finished(self, job: Goal) -> Point | None:
+    def finished(self, goal: Goal) -> Point | None:
         """Return the point if it was made with the same settings and its files are there."""
-        found = _read(self._result(job))
-        if found is None or found.get("settings") != self._settings_of(job):
+        found = _read(self._result(goal))
+        if found is None or found.get("settings") != self._settings_of(goal):
             return None
         point = Point(**found["point"])
         files = (file for file in self._files(point) if not file.endswith(".data"))  # which a small model has not
         return point if all((self.path / file).exists() for file in files) else None
 
-    def part(self, job: Goal) -> Path:
-        """Return an empty hidden folder for the files of a job that is about to be done."""
-        part = self.path / f".{job.name}"
+    def part(self, goal: Goal) -> Path:
+        """Return an empty hidden folder for the files of a goal that is about to be done."""
+        part = self.path / f".{goal.name}"
         shutil.rmtree(part, ignore_errors=True)
         make_folder(part)
         return part
 
-    def keep(self, job: Goal) -> Point | Mapping[str, str]:
-        """Move what a job has left in its part into the folder and return its point; or the error that it left instead."""
-        part = self.path / f".{job.name}"
+    def keep(self, goal: Goal) -> Point | Mapping[str, str]:
+        """Move what a goal has left in its part into the folder and return its point; or the error that it left instead."""
+        part = self.path / f".{goal.name}"
         outcome: dict[str, Any] = json.loads((part / OUTCOME).read_text(encoding="utf-8"))
         if "error" in outcome:
             return outcome
         # The result goes first and comes last: whoever sees it sees the files that it is about.
-        self._result(job).unlink(missing_ok=True)
+        self._result(goal).unlink(missing_ok=True)
         (part / OUTCOME).unlink()
         with staged(self.path) as staging:
             for file in part.iterdir():
                 os.replace(file, staging / file.name)
-        result = {"format": 1, "settings": self._settings_of(job), **outcome}
-        write_text(self._result(job), json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        result = {"format": 1, "settings": self._settings_of(goal), **outcome}
+        write_text(self._result(goal), json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         shutil.rmtree(part, ignore_errors=True)
         return Point(**outcome["point"])
 
@@ -71,7 +71,7 @@ class Folder:
                 path.unlink()
 
     def drop_parts(self) -> None:
-        """Remove what unfinished jobs have left, and what an earlier process was writing when it was killed."""
+        """Remove what unfinished goals have left, and what an earlier process was writing when it was killed."""
         for path in list(self.path.iterdir()):
             if UNFINISHED.fullmatch(path.name) or path in self._cut_short:
                 shutil.rmtree(path, ignore_errors=True)
@@ -82,7 +82,7 @@ class Folder:
         results = [f"{point.name}.result.json"] if models else []
         return [point.plan, *results, *models, *(f"{file}.data" for file in models), *filter(None, [tuned.get("metrics")])]
 
-    def costs(self, settings: Settings, measure: Callable[[], Costs]) -> Costs:
+    def costs(self, settings: Dependencies, measure: Callable[[], Costs]) -> Costs:
         """Return what the layers cost, measured now unless it is known from before; what could not be measured is left out."""
         path = self.path / COSTS
         found = _read(path)
@@ -93,17 +93,17 @@ class Folder:
             write_text(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         return {(entry["layer"], entry["groups"]): entry["cost"] for entry in found["costs"]}
 
-    def _result(self, job: Goal) -> Path:
-        return self.path / f"{job.name}.result.json"
+    def _result(self, goal: Goal) -> Path:
+        return self.path / f"{goal.name}.result.json"
 
-    def _settings_of(self, job: Goal) -> object:
-        return _plain({"budget": job.budget.as_dict(), **self._settings})
+    def _settings_of(self, goal: Goal) -> object:
+        return _plain({"budget": goal.budget.as_dict(), **self._settings})
 
 
 def require_kept(folder: Path, points: int, *, has_models: bool, has_tuned: bool) -> None:
     """Refuse a folder with models that an exploration of so many points would remove and not replace: they took long to make."""
     ends = [".onnx"] * has_models + [".tuned.onnx"] * has_tuned
-    ours = {name + end for name in job_names(points) for end in ends}
+    ours = {name + end for name in goal_names(points) for end in ends}
     lost = sorted(path.name for path in folder.glob("point-*.onnx") if OURS.fullmatch(path.name) and path.name not in ours)
     if lost:
         listed = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")

@@ -12,42 +12,42 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from onnx_gconv.exploration.doing import OUTCOME, do
+from onnx_gconv.exploration.doing import OUTCOME, make
 from onnx_gconv.exploration.engine import TRIES, Lost, Parts
-from onnx_gconv.exploration.job import Brief, Goal
+from onnx_gconv.exploration.goal import Brief, Goal
 
 BRIEF = "brief.pickle"
 
 
-def run_here(brief: Brief, jobs: Sequence[Goal], parts: Parts, *, cores: int) -> Iterator[tuple[Goal, Lost | None]]:
-    """Yield each job when it is done, or lost for good because its process died again and again.
+def run_here(brief: Brief, goals: Sequence[Goal], parts: Parts, *, cores: int) -> Iterator[tuple[Goal, Lost | None]]:
+    """Yield each goal when it is done, or lost for good because its process died again and again.
 
-    A process for each job and not a pool: a pool breaks as a whole when one of its processes dies.
+    A process for each goal and not a pool: a pool breaks as a whole when one of its processes dies.
     """
-    at_once = max(1, min(cores, len(jobs)))
+    at_once = max(1, min(cores, len(goals)))
     threads = max(1, cores // at_once)
-    queue = list(reversed(jobs))
-    tries = dict.fromkeys((job.name for job in jobs), 0)
+    queue = list(reversed(goals))
+    tries = dict.fromkeys((goal.name for goal in goals), 0)
     running: dict[int, tuple[SpawnProcess, Goal, Path]] = {}
     scratch = tempfile.TemporaryDirectory(prefix="onnx-gconv-")  # of all processes: one that is killed cannot tidy up
     try:
         while queue or running:
             while queue and len(running) < at_once:
-                job = queue.pop()
-                part = parts(job)
-                process = _started(brief, job, part, Path(scratch.name), threads)
-                tries[job.name] += 1
-                running[process.sentinel] = process, job, part
+                goal = queue.pop()
+                part = parts(goal)
+                process = _started(brief, goal, part, Path(scratch.name), threads)
+                tries[goal.name] += 1
+                running[process.sentinel] = process, goal, part
             for sentinel in wait(list(running)):
                 assert isinstance(sentinel, int)
-                process, job, part = running.pop(sentinel)
+                process, goal, part = running.pop(sentinel)
                 process.join()
                 if (part / OUTCOME).exists():
-                    yield job, None
-                elif tries[job.name] < TRIES:
-                    queue.append(job)
+                    yield goal, None
+                elif tries[goal.name] < TRIES:
+                    queue.append(goal)
                 else:
-                    yield job, Lost(_how(process.exitcode))
+                    yield goal, Lost(_how(process.exitcode))
     finally:
         for process, _, _ in running.values():
             process.kill()
@@ -56,24 +56,24 @@ def run_here(brief: Brief, jobs: Sequence[Goal], parts: Parts, *, cores: int) ->
         scratch.cleanup()
 
 
-def _started(brief: Brief, job: Goal, part: Path, scratch: Path, threads: int) -> SpawnProcess:
+def _started(brief: Brief, goal: Goal, part: Path, scratch: Path, threads: int) -> SpawnProcess:
     # By file: a child that dies before it has read a long message from its pipe would leave its parent writing for ever.
     (part / BRIEF).write_bytes(pickle.dumps(brief))
     # Spawned, not forked: ONNX Runtime's threads may be running.
-    args = (job, part, scratch, threads)
-    process = multiprocessing.get_context("spawn").Process(target=_do, args=args, name=job.name, daemon=True)
+    args = (goal, part, scratch, threads)
+    process = multiprocessing.get_context("spawn").Process(target=_do, args=args, name=goal.name, daemon=True)
     process.start()
     return process
 
 
-def _do(job: Goal, part: Path, scratch: Path, threads: int) -> None:
+def _do(goal: Goal, part: Path, scratch: Path, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(sys.stderr.fileno(), 1)  # stdout carries the result of the command
     tempfile.tempdir = str(scratch)
     brief: Brief = pickle.loads((part / BRIEF).read_bytes())
     (part / BRIEF).unlink()
-    do(brief, job, part, threads=threads)
+    make(brief, goal, part, threads=threads)
 
 
 def _end_with_parent() -> None:

@@ -10,44 +10,44 @@ from pathlib import Path
 from typing import Any
 
 from onnx_gconv.errors import ClusterError, DependencyError
-from onnx_gconv.exploration.doing import do
+from onnx_gconv.exploration.doing import make
 from onnx_gconv.exploration.engine import TRIES, Lost, Parts
-from onnx_gconv.exploration.job import Brief, Goal
+from onnx_gconv.exploration.goal import Brief, Goal
 
 SECONDS_TO_ANSWER = 20
 Files = Mapping[str, bytes]  # by path inside a folder
 
 
 def run_on_ray(
-    brief: Brief, jobs: Sequence[Goal], parts: Parts, *, address: str | None, cores: int
+    brief: Brief, goals: Sequence[Goal], parts: Parts, *, address: str | None, cores: int
 ) -> Iterator[tuple[Goal, Lost | None]]:
-    """Yield each job when it is done, or lost for good; without an address on a cluster of this machine, of so many cores.
+    """Yield each goal when it is done, or lost for good; without an address on a cluster of this machine, of so many cores.
 
-    Ray itself does a job again when its worker or machine dies. Results are written here, so that they outlive the cluster.
+    Ray itself does a goal again when its worker or machine dies. Results are written here, so that they outlive the cluster.
     """
     ray = require_ray()
     with _connected(ray, address, cores):
-        threads = _threads(ray, len(jobs))
+        threads = _threads(ray, len(goals))
         gpus = 1 if brief.tuning is not None and brief.tuning.device != "cpu" and ray.cluster_resources().get("GPU") else 0
         remote = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=TRIES - 1, retry_exceptions=False)(do_remotely)
         shared = ray.put(_visible(brief)), ray.put(_model_files(brief)), *(ray.put(part) for part in _data_files(brief))
-        running = {remote.remote(job, threads, os.getcwd(), *shared): job for job in jobs}
+        running = {remote.remote(goal, threads, os.getcwd(), *shared): goal for goal in goals}
         try:
             while running:
                 done, _ = ray.wait(list(running), num_returns=1)
-                job = running.pop(done[0])
+                goal = running.pop(done[0])
                 try:
                     files: Files = ray.get(done[0])
-                except ray.exceptions.RayTaskError as error:  # before `do`, which tells its failures itself
+                except ray.exceptions.RayTaskError as error:  # before `make`, which tells its failures itself
                     raise ClusterError(
-                        f"{job.name} cannot be done on the cluster: {error.cause}.",
+                        f"{goal.name} cannot be done on the cluster: {error.cause}.",
                         hint="onnx-gconv must be installed in the same version on all machines, with room on their disks",
                     ) from error
                 except ray.exceptions.RayError as error:
-                    yield job, Lost(type(error).__name__)
+                    yield goal, Lost(type(error).__name__)
                     continue
-                _write(files, parts(job))
-                yield job, None
+                _write(files, parts(goal))
+                yield goal, None
         finally:
             for task in running:
                 ray.cancel(task, force=True)
@@ -106,11 +106,11 @@ def _connected(ray: Any, address: str | None, cores: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _threads(ray: Any, jobs: int) -> int:
-    """Return how many cores each job gets: all are busy, and no job asks for more than the smallest machine has."""
+def _threads(ray: Any, goals: int) -> int:
+    """Return how many cores each goal gets: all are busy, and no goal asks for more than the smallest machine has."""
     cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
     smallest = min((count for count in cores if count >= 1), default=1)
-    return max(1, int(min(smallest, sum(cores) // jobs)))
+    return max(1, int(min(smallest, sum(cores) // goals)))
 
 
 def _visible(brief: Brief) -> Brief:
@@ -129,9 +129,9 @@ def _data_files(brief: Brief) -> list[tuple[str, bytes]]:
 
 
 def do_remotely(
-    job: Goal, threads: int, working_folder: str, brief: Brief, model_files: Files, *data_files: tuple[str, bytes]
+    goal: Goal, threads: int, working_folder: str, brief: Brief, model_files: Files, *data_files: tuple[str, bytes]
 ) -> Files:
-    """Do a job on a worker, among files of its own, and return what it has left."""
+    """Do a goal on a worker, among files of its own, and return what it has left."""
     if Path(working_folder).is_dir():  # for functions that give data, which are looked for there
         os.chdir(working_folder)
     with tempfile.TemporaryDirectory(prefix="onnx-gconv-") as name:
@@ -144,7 +144,7 @@ def do_remotely(
         here = brief.elsewhere(folder / "model" / brief.model.name, places)
         part = folder / "part"
         part.mkdir()
-        do(here, job, part, threads=threads)
+        make(here, goal, part, threads=threads)
         return {path.name: path.read_bytes() for path in part.iterdir()}
 
 

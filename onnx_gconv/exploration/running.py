@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from onnx_gconv.exploration.engine import TRIES, Engine
 from onnx_gconv.exploration.folder import Folder
-from onnx_gconv.exploration.job import Brief, Goal, job_names
+from onnx_gconv.exploration.goal import Brief, Goal, goal_names
 from onnx_gconv.exploration.point import Point
 from onnx_gconv.search.budget import Budget
 
@@ -20,32 +20,32 @@ class Failure:
     details: str = ""  # the traceback of a bug
 
 
-def jobs_for(budgets: Sequence[Budget]) -> list[Goal]:
-    """Return a job for each budget, named point-00 and so on."""
-    return [Goal(name, budget) for name, budget in zip(job_names(len(budgets)), budgets, strict=True)]
+def goals_for(budgets: Sequence[Budget]) -> list[Goal]:
+    """Return a goal for each budget, named point-00 and so on."""
+    return [Goal(name, budget) for name, budget in zip(goal_names(len(budgets)), budgets, strict=True)]
 
 
-def run_jobs(brief: Brief, jobs: Sequence[Goal], folder: Folder, engine: Engine) -> Iterator[Point | Failure]:
+def make_points(brief: Brief, goals: Sequence[Goal], folder: Folder, engine: Engine) -> Iterator[Point | Failure]:
     """Yield those points that the folder has already, then each other one when it is made and kept there.
 
     A point that fails stops no other: they have nothing to do with each other.
     """
     todo = []
-    for job in jobs:
-        point = folder.finished(job)
+    for goal in goals:
+        point = folder.finished(goal)
         if point is None:
-            todo.append(job)
+            todo.append(goal)
         else:
             yield point
     if not todo:
         return
     try:
-        for job, lost in engine(brief, todo, folder.part):
+        for goal, lost in engine(brief, todo, folder.part):
             if lost is not None:
                 message = f"the process that made it died {TRIES} times ({lost.how})."
-                yield Failure(job.name, message, "perhaps memory ran out: try fewer --jobs")
+                yield Failure(goal.name, message, "perhaps memory ran out: try fewer --goals")
                 continue
-            kept = folder.keep(job)
-            yield kept if isinstance(kept, Point) else Failure(job.name, kept["error"], kept["hint"], kept.get("traceback", ""))
+            kept = folder.keep(goal)
+            yield kept if isinstance(kept, Point) else Failure(goal.name, kept["error"], kept["hint"], kept.get("traceback", ""))
     finally:
         folder.drop_parts()

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import onnx
 
 from onnx_gconv.errors import BudgetError, PlanError
 from onnx_gconv.files import write_text
-from onnx_gconv.model.network import Network
-from onnx_gconv.pipeline.choosing import cost_table
-from onnx_gconv.pipeline.planner import Prepared, decide_candidates, prepare, wanted_numbers
-from onnx_gconv.pipeline.settings import Request
-from onnx_gconv.pipeline.solving import Groupings, Problem, Progress, Solutions, problems, solve_each
+from onnx_gconv.listener import OnProgress
+from onnx_gconv.pipeline.choosing import option_table
+from onnx_gconv.pipeline.facts import Facts
+from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.planning import Solved, decide_candidates, solve, wanted_numbers
+from onnx_gconv.pipeline.settings import Settings
+from onnx_gconv.pipeline.solving import Groupings, Problem, Solutions, problems, solve_each
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
@@ -63,46 +64,46 @@ def _key(problem: Problem) -> tuple[str, int]:
     return problem.layers[0].weight, problem.layers[0].groups
 
 
-def prepare_resumable(
-    model: onnx.ModelProto, network: Network, request: Request, *, sha256: str, folder: Path, progress: Progress
-) -> Prepared:
+def solve_resumable(original: Original, settings: Settings, facts: Facts, *, folder: Path, progress: OnProgress) -> Solved:
     """Return the model solved for every candidate; layers that the folder has already are not solved again."""
-    if request.gathers != "free":
-        return prepare(model, network, request, progress)  # one joint problem, soon solved: nothing to store
-    left, allowed, rule = decide_candidates(network, request)
+    gathers, network = settings.gathers or "free", original.network
+    if gathers != "free":
+        return solve(original, settings, facts, gathers=gathers, progress=progress)  # one joint problem: nothing to store
+    skipped, allowed, rule = decide_candidates(network, settings, facts)
     assert rule is None, "an exploration searches, it follows no rule"
-    store = SolutionFile(folder / SOLUTIONS, solution_settings(request, sha256))
+    file = SolutionFile(folder / SOLUTIONS, solution_settings(settings, facts, original.sha256))
     todo = problems([layer for layer in network.layers if layer.name in allowed], wanted_numbers(allowed))
-    known = [(problem, solutions) for problem in todo if (solutions := store.get(problem)) is not None]
-    missing = [problem for problem in todo if store.get(problem) is None]
+    known = [(problem, solutions) for problem in todo if (solutions := file.get(problem)) is not None]
+    missing = [problem for problem in todo if file.get(problem) is None]
     groupings: Groupings = {}
 
     def all_solutions() -> Iterator[tuple[Problem, Solutions]]:
         yield from known
-        for problem, solutions in solve_each(model, missing, request, progress):
-            store.add(problem, solutions)
+        for problem, solutions in solve_each(original.model, missing, settings, facts, progress=progress):
+            file.add(problem, solutions)
             yield problem, solutions
 
     for problem, solutions in all_solutions():
         groupings |= {(layer.name, g): grouping for layer in problem.layers for g, grouping in solutions.items()}
-    return Prepared(network, request, left, None, cost_table(network, allowed, groupings, request, left), groupings)
+    table = option_table(network, allowed, groupings, settings, facts, skipped)
+    return Solved(network, original.sha256, settings, facts, gathers, skipped, None, table, groupings)
 
 
-def solution_settings(request: Request, sha256: str) -> dict[str, object]:
+def solution_settings(settings: Settings, facts: Facts, sha256: str) -> dict[str, object]:
     """Return what the solutions depend on; the number of processes is not among it."""
     digest = hashlib.sha256()
-    for name, values in sorted(request.measured.items()):
+    for name, values in sorted(facts.importances.items()):
         digest.update(name.encode() + values.tobytes())
-    measured = {"measured": digest.hexdigest()} if request.measured else {}
+    measured = {"measured": digest.hexdigest()} if facts.importances else {}
     return {
         "format": 1,
         "source_sha256": sha256,
-        "criterion": request.criterion,
-        "solver": vars(request.solver),
-        "include": request.include,
-        "exclude": request.exclude,
-        "min_group_channels": request.min_group_channels,
-        "target": request.target,
+        "criterion": settings.criterion,
+        "solver": vars(settings.how_to_solve),
+        "include": settings.include,
+        "exclude": settings.exclude,
+        "min_group_channels": settings.min_group_channels,
+        "target": facts.target,
         **measured,
     }
 

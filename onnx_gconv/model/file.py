@@ -59,23 +59,35 @@ def load_with_data_files(path: Path) -> tuple[onnx.ModelProto, tuple[Path, ...]]
             f"{str(error).splitlines()[0]}",
             hint="put the data file beside the model, under the name it had when it was exported",
         ) from error
-    _require_sound(model, path)
+    _require_sound(model, f"'{path}'")
     return model, tuple(path.parent / name for name in external)
 
 
-def _require_sound(model: onnx.ModelProto, path: Path) -> None:
+def require_complete(model: onnx.ModelProto) -> None:
+    """Refuse a model in memory that has no graph, is malformed, or whose weights are still in a file."""
+    if not model.graph.node or not model.opset_import:
+        raise ModelError("the model holds no ONNX graph with nodes.", hint="load it with onnx.load")
+    external = _external_files(model)
+    if external:
+        raise ModelError(
+            f"the model's weights are still in the file {external[0]!r}.", hint="load it with its external data, or give its path"
+        )
+    _require_sound(model, "the model")
+
+
+def _require_sound(model: onnx.ModelProto, where: str) -> None:
     """Refuse graphs that no runtime would take, so that nothing after this has to think of them."""
     made: set[str] = set()
     for node in model.graph.node:
         twice = made & set(node.output) - {""}
         if twice:
-            raise ModelError(f"'{path}': two nodes make the tensor {min(twice)!r}.", hint="the graph is malformed: export it again")
+            raise ModelError(f"{where}: two nodes make the tensor {min(twice)!r}.", hint="the graph is malformed: export it again")
         made.update(node.output)
         inputs, outputs = LEAST_ARITY.get(node.op_type, (0, 1))
         if node.domain in ("", "ai.onnx") and (len(node.input) < inputs or len(node.output) < outputs):
             name = node.name or (node.output[0] if node.output else "")
             raise ModelError(
-                f"'{path}': the {node.op_type} node {name!r} has {len(node.input)} inputs and {len(node.output)} outputs.",
+                f"{where}: the {node.op_type} node {name!r} has {len(node.input)} inputs and {len(node.output)} outputs.",
                 hint="the graph is malformed: export it again",
             )
     for tensor in _tensors(model.graph):
@@ -83,13 +95,13 @@ def _require_sound(model: onnx.ModelProto, path: Path) -> None:
             size = math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         except KeyError as error:
             raise ModelError(
-                f"'{path}': the tensor {tensor.name!r} has the unknown type {tensor.data_type}.",
+                f"{where}: the tensor {tensor.name!r} has the unknown type {tensor.data_type}.",
                 hint="update onnx, or export it again",
             ) from error
         # Types of less than a byte are packed; every other one has exactly this size.
         if tensor.raw_data and len(tensor.raw_data) < size and tensor.data_type not in PACKED:
             raise ModelError(
-                f"'{path}': the tensor {tensor.name!r} needs {size:,} bytes and holds {len(tensor.raw_data):,}.",
+                f"{where}: the tensor {tensor.name!r} needs {size:,} bytes and holds {len(tensor.raw_data):,}.",
                 hint="the file is damaged: export or download it again",
             )
 
@@ -123,6 +135,14 @@ def sha256(path: Path) -> str:
     """Return the hash of the model file, in hexadecimal (external data not included)."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(model: onnx.ModelProto) -> str:
+    """Return the hash of the file that this model would be, in hexadecimal."""
+    digest = hashlib.sha256()
+    for piece in serialised(model):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def save(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> int:

@@ -45,6 +45,11 @@ class Layer:
         common = math.gcd(self.in_channels, self.out_channels)
         return tuple(g for g in range(self.groups, common + 1, self.groups) if common % g == 0)
 
+    def as_dict(self) -> dict[str, object]:
+        """Return it for JSON."""
+        names = ("name", "label", "out_channels", "in_channels", "kernel", "groups", "legal_groups", "dtype")
+        return {name: getattr(self, name) for name in names} | {"params": self.weights, "macs": self.macs}
+
 
 @dataclass(frozen=True)
 class Skipped:
@@ -64,6 +69,15 @@ class Network:
     count: Count
     input_shapes: Mapping[str, Shape]
     shapes: Mapping[str, Shape]  # of every tensor that could be settled at these input shapes
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it for JSON."""
+        return {
+            "input_shapes": self.input_shapes,
+            "totals": {"params": self.count.params, "macs": self.count.macs, "flops": self.count.flops},
+            "layers": [layer.as_dict() for layer in self.layers],
+            "skipped": [vars(conv) for conv in self.skipped],
+        }
 
 
 def read(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: ObserveShapes | None = None) -> Network:

@@ -1,6 +1,6 @@
 """The shape of every tensor at one fixed input shape."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 
@@ -8,6 +8,8 @@ from onnx_gconv.errors import ModelError
 from onnx_gconv.model.shell import shell
 
 Shape = tuple[int, ...]
+# "1x3x224x224" or "NAME=1x3x224x224", several of them, (1, 3, 224, 224), or shapes by input name.
+ShapeLike = str | Sequence[str] | Sequence[int] | Mapping[str, Sequence[int]]
 
 # What a dynamic axis counts as when nobody says: one image of ImageNet's size.
 BATCH_HINT = 1
@@ -26,6 +28,16 @@ def declared_shape(value: onnx.ValueInfoProto) -> list[int | None] | None:
     if not value.type.tensor_type.HasField("shape"):
         return None
     return [dim.dim_value if dim.dim_value > 0 else None for dim in value.type.tensor_type.shape.dim]
+
+
+def given_shapes(given: ShapeLike, model: onnx.ModelProto) -> dict[str, Shape]:
+    """Return the shapes of the inputs that the user fixes: in words, as a tuple, or by name."""
+    if isinstance(given, str):
+        return parse_input_shapes([given], model)
+    if isinstance(given, Mapping):
+        return parse_input_shapes([f"{name}={'x'.join(map(str, shape))}" for name, shape in given.items()], model)
+    texts = [part for part in given if isinstance(part, str)]
+    return parse_input_shapes(texts if len(texts) == len(given) else ["x".join(map(str, given))], model)
 
 
 def parse_input_shapes(texts: list[str], model: onnx.ModelProto) -> dict[str, Shape]:

@@ -1,6 +1,6 @@
 """Which numbers of groups each layer may have, and choosing one: by rule, or by a search under a budget.
 
-`left` collects, by Conv, why one stays as it is: every Conv of the model ends in the plan or there.
+`skipped` collects, by Conv, why one is skipped: every Conv of the model ends in the plan or there.
 """
 
 import math
@@ -8,80 +8,85 @@ import re
 from collections.abc import Mapping, Sequence
 
 from onnx_gconv.model.network import Layer, Network
+from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.group_config import read_group_config
-from onnx_gconv.pipeline.settings import CostName, Request
+from onnx_gconv.pipeline.settings import CostName, Settings, as_path
 from onnx_gconv.pipeline.solving import Groupings
 from onnx_gconv.search.rules import by_group_channels, uniform
 from onnx_gconv.search.table import Option, Row, Table
 from onnx_gconv.search.target import CHANNEL_BLOCK, is_aligned
 
-Left = dict[str, str]
+Reasons = dict[str, str]  # by Conv, why it is skipped
 Candidates = dict[str, tuple[int, ...]]  # by layer name: the present number of groups first
 
 # What a layer of which nothing is kept costs at most, so that costs stay finite.
 LEAST_KEPT = 1e-9
 
 
-def candidates(layers: Sequence[Layer], request: Request, left: Left) -> Candidates:
+def candidates(layers: Sequence[Layer], settings: Settings, facts: Facts, skipped: Reasons) -> Candidates:
     """Return the numbers of groups that each layer may have."""
     allowed: Candidates = {}
-    block = CHANNEL_BLOCK[request.target]
+    block = CHANNEL_BLOCK[facts.target]
     for layer in layers:
         names = (layer.name, layer.label)
-        if request.include is not None and not any(re.search(request.include, name) for name in names):
-            left[layer.name] = "not named by --include"
-        elif request.exclude is not None and any(re.search(request.exclude, name) for name in names):
-            left[layer.name] = "named by --exclude"
+        if settings.include is not None and not any(re.search(settings.include, name) for name in names):
+            skipped[layer.name] = "not named by --include"
+        elif settings.exclude is not None and any(re.search(settings.exclude, name) for name in names):
+            skipped[layer.name] = "named by --exclude"
         else:
             smallest = min(layer.in_channels, layer.out_channels)
-            enough = [g for g in layer.legal_groups[1:] if smallest // g >= request.min_group_channels]
+            enough = [g for g in layer.legal_groups[1:] if smallest // g >= settings.min_group_channels]
             aligned = [g for g in enough if is_aligned(g, block, in_channels=layer.in_channels, out_channels=layer.out_channels)]
-            timed = [g for g in aligned if request.latencies is None or g in request.latencies.layer_ms.get(layer.name, ())]
+            timed = [g for g in aligned if facts.times is None or g in facts.times.layer_ms.get(layer.name, ())]
             if timed:
                 allowed[layer.name] = (layer.groups, *timed)
             elif aligned:
-                left[layer.name] = "no number of groups of it has been timed"
+                skipped[layer.name] = "no number of groups of it has been timed"
             elif enough:
-                left[layer.name] = f"no number of groups leaves a multiple of {block} channels per group (target {request.target})"
+                skipped[layer.name] = f"no number of groups leaves a multiple of {block} channels per group (target {facts.target})"
             else:
-                left[layer.name] = f"every legal number of groups leaves fewer than {request.min_group_channels} channels per group"
+                skipped[layer.name] = (
+                    f"every legal number of groups leaves fewer than {settings.min_group_channels} channels per group"
+                )
     return allowed
 
 
-def by_rule(layers: Sequence[Layer], allowed: Candidates, request: Request, left: Left) -> dict[str, int] | None:
+def by_rule(layers: Sequence[Layer], allowed: Candidates, settings: Settings, skipped: Reasons) -> dict[str, int] | None:
     """Return the groups by rule, or None when a search is to choose them."""
-    if request.groups is None and request.max_group_channels is None and request.group_config is None:
+    if settings.rule is None:
         return None
-    config = read_group_config(request.group_config, layers) if request.group_config is not None else {}
+    config = read_group_config(as_path(settings.group_config), layers) if settings.group_config is not None else {}
     chosen: dict[str, int] = {}
     for layer in layers:
         if layer.name not in allowed:
             continue
-        answer = _answer(layer, allowed[layer.name], request, config)
+        answer = _answer(layer, allowed[layer.name], settings, config)
         if isinstance(answer, int) and answer > layer.groups:
             chosen[layer.name] = answer
         else:
-            left[layer.name] = answer if isinstance(answer, str) else f"it has {layer.groups} groups already"
+            skipped[layer.name] = answer if isinstance(answer, str) else f"it has {layer.groups} groups already"
     return chosen
 
 
-def _answer(layer: Layer, legal: tuple[int, ...], request: Request, config: Mapping[str, int]) -> int | str:
-    if request.groups is not None:
-        return uniform(legal, request.groups)
-    if request.max_group_channels is not None:
-        return by_group_channels(legal, request.max_group_channels, in_channels=layer.in_channels, out_channels=layer.out_channels)
+def _answer(layer: Layer, legal: tuple[int, ...], settings: Settings, config: Mapping[str, int]) -> int | str:
+    if settings.groups is not None:
+        return uniform(legal, settings.groups)
+    if settings.max_group_channels is not None:
+        return by_group_channels(legal, settings.max_group_channels, in_channels=layer.in_channels, out_channels=layer.out_channels)
     return uniform(legal, config[layer.name]) if layer.name in config else "not in the group configuration"
 
 
-def cost_table(network: Network, allowed: Candidates, groupings: Groupings, request: Request, left: Left) -> Table:
+def option_table(
+    network: Network, allowed: Candidates, groupings: Groupings, settings: Settings, facts: Facts, skipped: Reasons
+) -> Table:
     """Return what every number of groups of every layer costs and saves."""
-    rows = _rows(network, allowed, groupings, request, left)
+    rows = _rows(network, allowed, groupings, settings.cost_name, facts, skipped)
     dense = [row.options[0] for row in rows]
     return Table(
         tuple(rows),
         network.count.params - sum(option.params for option in dense) + _most_bias_copies(network.layers),
         (network.count.macs or 0) - sum(option.macs for option in dense),  # 0 throughout where MACs are not known
-        _ns(request.latencies.dense_ms) - sum(option.latency_ns for option in dense) if request.latencies is not None else 0,
+        _ns(facts.times.dense_ms) - sum(option.latency_ns for option in dense) if facts.times is not None else 0,
     )
 
 
@@ -100,7 +105,7 @@ def pruning_cost(kept: float, cost: CostName) -> float:
     return 1.0 - kept if cost == "share" else -math.log(max(kept, LEAST_KEPT))
 
 
-def _rows(network: Network, allowed: Candidates, groupings: Groupings, request: Request, left: Left) -> list[Row]:
+def _rows(network: Network, allowed: Candidates, groupings: Groupings, cost: CostName, facts: Facts, skipped: Reasons) -> list[Row]:
     """Return the decisions of a search. Layers that share a weight are one: the weight shrinks once, if all agree."""
     by_weight: dict[str, list[Layer]] = {}
     for layer in network.layers:
@@ -111,23 +116,23 @@ def _rows(network: Network, allowed: Candidates, groupings: Groupings, request: 
         if not free:
             continue
         if len(free) < len(sharing) or len({layer.groups for layer in sharing}) > 1:
-            left.update({layer.name: "it shares its weight with a Conv that cannot be grouped alike" for layer in free})
+            skipped.update({layer.name: "it shares its weight with a Conv that cannot be grouped alike" for layer in free})
             continue
         first = sharing[0]
         options = []
         for groups in allowed[first.name]:
-            price = 0.0 if groups == first.groups else pruning_cost(groupings[first.name, groups].kept, request.cost)
+            price = 0.0 if groups == first.groups else pruning_cost(groupings[first.name, groups].kept, cost)
             macs = sum(layer.macs or 0 for layer in sharing) * first.groups // groups if network.count.macs is not None else 0
             params = first.weights * first.groups // groups
-            options.append(Option(groups, price * len(sharing), params, macs, _latency_ns(sharing, groups, request)))
+            options.append(Option(groups, price * len(sharing), params, macs, _latency_ns(sharing, groups, facts)))
         rows.append(Row(tuple(layer.name for layer in sharing), tuple(options)))
     return rows
 
 
-def _latency_ns(sharing: Sequence[Layer], groups: int, request: Request) -> int:
-    if request.latencies is None:
+def _latency_ns(sharing: Sequence[Layer], groups: int, facts: Facts) -> int:
+    if facts.times is None:
         return 0
-    return sum(_ns(request.latencies.layer_ms[layer.name][groups]) for layer in sharing)
+    return sum(_ns(facts.times.layer_ms[layer.name][groups]) for layer in sharing)
 
 
 def _most_bias_copies(layers: Sequence[Layer]) -> int:

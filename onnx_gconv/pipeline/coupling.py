@@ -4,23 +4,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-import onnx
 
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.network import Layer, Network
+from onnx_gconv.model.network import Layer
 from onnx_gconv.model.spaces import Spaces, find_spaces
-from onnx_gconv.pipeline.choosing import Candidates, Left
+from onnx_gconv.pipeline.choosing import Candidates, Reasons
+from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.importances import layer_importance
-from onnx_gconv.pipeline.settings import Request
-from onnx_gconv.pipeline.solving import Groupings, Progress
+from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.settings import GathersName, Settings
+from onnx_gconv.pipeline.solving import Groupings
 from onnx_gconv.solve.coupled import Level, SharedAxis, Term, solve_coupled
 from onnx_gconv.solve.grouping import Grouping, canonical, kept_share
 
 Side = Literal["in", "out"]
 
 
-class _Sites:
-    """The sites of a model: who shares a partition with whom."""
+class _SharedAxes:
+    """The channel axes of a model: who shares a partition with whom."""
 
     def __init__(self, spaces: Spaces, layers: Sequence[Layer], sources: Mapping[str, str], *, share_all: bool) -> None:
         self.sites: list[SharedAxis] = []
@@ -66,27 +68,36 @@ class _Sites:
 
 
 def solve_jointly(
-    model: onnx.ModelProto, network: Network, allowed: Candidates, request: Request, left: Left, progress: Progress
+    original: Original,
+    allowed: Candidates,
+    settings: Settings,
+    facts: Facts,
+    *,
+    gathers: GathersName,
+    skipped: Reasons,
+    progress: OnProgress,
 ) -> tuple[Candidates, Groupings]:
-    """Return the candidates that a joint solution has, and their groupings; note in `left` who has none."""
+    """Return the candidates that a joint solution has, and their groupings; note in `skipped` who has none."""
+    model, network = original.model, original.network
     constants = Constants(model)
     spaces = find_spaces(model, constants, network.shapes)
     sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Conv"}
     layers = [layer for layer in network.layers if layer.name in allowed and layer.groups == 1]
-    left.update({n.name: "its groups cannot be coupled with others'" for n in network.layers if n.name in allowed and n.groups > 1})
-    sites = _Sites(spaces, layers, sources, share_all=request.gathers == "none")
+    grouped = (layer for layer in network.layers if layer.name in allowed and layer.groups > 1)
+    skipped.update({layer.name: "its groups cannot be coupled with others'" for layer in grouped})
+    sites = _SharedAxes(spaces, layers, sources, share_all=gathers == "none")
     terms: dict[str, Term] = {}
     for layer in layers:
         out_site, in_site = sites.of(layer, "out"), sites.of(layer, "in")
         if out_site is None or in_site is None:
-            left[layer.name] = "it joins channels of several tensors, which cannot be grouped without a Gather"
+            skipped[layer.name] = "it joins channels of several tensors, which cannot be grouped without a Gather"
         else:
-            matrix = layer_importance(constants, layer, request)
+            matrix = layer_importance(constants, layer, settings.criterion, facts)
             terms[layer.name] = Term(matrix, out_site, in_site)
     progress(0, 1, "all layers together")
-    most = request.groups or max((max(allowed[name]) for name in terms), default=1)
-    starts = 2 ** (2 + request.solver.effort)
-    levels = solve_coupled(sites.sites, list(terms.values()), most_groups=most, seed=request.seed, starts=starts)
+    most = settings.groups or max((max(allowed[name]) for name in terms), default=1)
+    starts = 2 ** (2 + settings.effort)
+    levels = solve_coupled(sites.sites, list(terms.values()), most_groups=most, seed=settings.seed, starts=starts)
     progress(1, 1, "all layers together")
     groupings: Groupings = {}
     candidates: Candidates = {}
@@ -97,7 +108,7 @@ def solve_jointly(
             if found:
                 candidates[layer.name] = (layer.groups, *(grouping.groups for grouping in found))
             else:
-                left.setdefault(layer.name, "no number of groups fits all the Convs that share its channels")
+                skipped.setdefault(layer.name, "no number of groups fits all the Convs that share its channels")
     return candidates, groupings
 
 

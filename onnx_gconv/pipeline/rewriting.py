@@ -1,91 +1,114 @@
 """A plan carried out with its check: the masked and the grouped model, verified to be one function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import onnx
 
 from onnx_gconv.errors import ModelError, VerifyError
+from onnx_gconv.listener import Listener
 from onnx_gconv.model.check import check
-from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.shapes import Shape
-from onnx_gconv.plans import Plan
+from onnx_gconv.model.file import save_atomically
+from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.settings import PathLike, as_path
+from onnx_gconv.recover.recovery import Recovery
 from onnx_gconv.rewrite.group import carry_out, placement_of
 from onnx_gconv.rewrite.lowering import LoweringName
 from onnx_gconv.rewrite.mask import mask
-from onnx_gconv.rewrite.match import fit
+from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.verification import Order, Verification, default_tolerance, verify
 
+WAY_OUT = "; --no-verify writes without the check"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Rewritten:
-    """A plan carried out on a model; `verification` is None only where none was asked for."""
+    """A plan carried out on a model: the model as it is now, and what is known of it."""
 
-    grouped: onnx.ModelProto
-    verification: Verification | None
-    convs: int  # how many were grouped
-    gathers: tuple[int, int]  # two for each of them, and how many were written
-    reasons: tuple[dict[str, str], ...]  # why each written Gather remains
-    remark: str  # what ONNX's checker says, of the original model, too
+    model: onnx.ModelProto
+    convs: int  # how many were masked or grouped
+    gathers: tuple[int, int]  # two for each of them, and how many a grouped model has
+    reasons: tuple[dict[str, str], ...]  # why each of those remains
+    verification: Verification | None  # None only where none was asked for
+    has_external_data: bool  # whether its weights go into a file of their own
+    dropped: float | None = None  # the share of the layers' weight that the plan drops; None where nobody asked
+    recovery: Recovery | None = None  # None without calibration data
+
+    def save(self, path: PathLike) -> list[Path]:
+        """Write the model, whole or not at all, and return its files."""
+        return save_atomically(self.model, as_path(path), external_data=self.has_external_data)
 
 
-def rewrite_verified(
+def rewrite(
+    original: Original,
     model: onnx.ModelProto,
-    plan: Plan,
+    matched: Matched,
     *,
-    shapes: Mapping[str, Shape],
-    given_shapes: Mapping[str, Shape],
     seed: int,
+    is_verified: bool,
+    listener: Listener,
     lowering: LoweringName = "group",
-    is_verified: bool = True,
-    way_out: str = "",
+    dropped: float | None = None,
+    recovery: Recovery | None = None,
 ) -> Rewritten:
     """Return the grouped model, after a run of it and of the masked one, and ONNX's checker, have found it right.
 
-    `shapes` are those of all tensors, which decide where Gathers can be saved; `given_shapes` those of the inputs to run at.
-    `way_out` is what the hint of a failed check adds.
+    `model` is the original, or has its graph and other weights.
     """
-    placement = placement_of(model, plan, shapes=shapes)
+    placement = placement_of(model, matched, shapes=original.network.shapes)
 
     @cache
     def make_grouped() -> onnx.ModelProto:
-        return carry_out(model, plan, placement, lowering=lowering)
+        return carry_out(model, matched, placement, lowering=lowering)
 
     verification = None
     if is_verified:
-        inner = {layer.name: placement.read.get(layer.name) for layer in plan.layers}
-        try:
-            verification = _verify(model, plan, make_grouped, seed, given_shapes, inner)
-        except (ModelError, VerifyError) as error:
-            raise type(error)(str(error), hint=error.hint + way_out) from error
+        inner = {each.layer.name: placement.read.get(each.layer.name) for each in matched}
+        verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, seed=seed)
+    else:
+        listener.warn("not verified: --no-verify was given")
     grouped = make_grouped()
-    convs = len(fit(model, plan, Constants(model)))
-    gathers = 2 * convs, _count(grouped, "Gather") - _count(model, "Gather")
-    reasons = tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.gathers)
-    return Rewritten(grouped, verification, convs, gathers, reasons, check(grouped, model) or "")
+    for gather in placement.gathers:
+        listener.detail(f"Gather for {gather.layer!r}, which {gather.reason}")
+    remark = check(grouped, model)
+    if remark:
+        listener.detail(f"note: {remark}")
+    return Rewritten(
+        model=grouped,
+        convs=len(matched),
+        gathers=(2 * len(matched), _count(grouped, "Gather") - _count(model, "Gather")),
+        reasons=tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.gathers),
+        verification=verification,
+        has_external_data=bool(original.data_files),
+        dropped=dropped,
+        recovery=recovery,
+    )
 
 
 def _count(model: onnx.ModelProto, kind: str) -> int:
     return sum(node.op_type == kind for node in model.graph.node)
 
 
-def _verify(
-    model: onnx.ModelProto,
-    plan: Plan,
+def _verified(
+    original: Original,
+    masked: Callable[[], onnx.ModelProto],
     grouped: Callable[[], onnx.ModelProto],
-    seed: int,
-    shapes: Mapping[str, Shape],
     inner: dict[str, Order | None],
+    *,
+    seed: int,
 ) -> Verification:
     """Return the outcome. The grouped model is made when the masked one has run and is gone: memory is dear."""
-    verification = verify(
-        lambda: mask(model, plan), grouped, tolerance=default_tolerance(model), seed=seed, shapes=shapes, inner=inner
-    )
-    if not verification.passed:
-        raise VerifyError(
-            f"the grouped model differs from the masked one by {verification.max_rel_error:.1e} of the largest value, over "
-            f"the limit of {verification.tolerance:.0e}; nothing was written.",
-            hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it",
-        )
-    return verification
+    tolerance = default_tolerance(original.model)
+    try:
+        found = verify(masked, grouped, tolerance=tolerance, seed=seed, shapes=original.given_shapes, inner=inner)
+        if not found.passed:
+            raise VerifyError(
+                f"the grouped model differs from the masked one by {found.max_rel_error:.1e} of the largest value, over "
+                f"the limit of {found.tolerance:.0e}; nothing was written.",
+                hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it",
+            )
+    except (ModelError, VerifyError) as error:
+        raise type(error)(str(error), hint=error.hint + WAY_OUT) from error
+    return found

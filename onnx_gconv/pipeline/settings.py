@@ -1,53 +1,286 @@
-"""What the user asks of the planner."""
+"""What the user wants of a job: wishes only, nothing that was measured."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypedDict, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
-from onnx_gconv.search.budget import Limit
-from onnx_gconv.search.latency import LayerLatencies
+from onnx_gconv.data.open import DataLike
+from onnx_gconv.data.preprocessing import Preprocessing, Size
+from onnx_gconv.errors import UsageError
+from onnx_gconv.model.shapes import ShapeLike
+from onnx_gconv.rewrite.lowering import LoweringName
+from onnx_gconv.search.budget import Limit, latency_limit_of, limit_of
 from onnx_gconv.search.target import TargetName
 from onnx_gconv.solve.importance import Criterion
-from onnx_gconv.solve.layer import Solver
+from onnx_gconv.solve.layer import Solver, SolverName
 
 SearchName = Literal["exact", "local"]
-CostName = Literal["share", "log", "sensitivity", "trial"]
+CostName = Literal["log", "share", "sensitivity", "trial"]
 GathersName = Literal["free", "shared", "none"]
+PathLike = str | os.PathLike[str]
+
+CHOICES: Mapping[str, Collection[object]] = {
+    "target": get_args(TargetName),
+    "criterion": get_args(Criterion),
+    "solver": get_args(SolverName),
+    "effort": range(4),
+    "search": get_args(SearchName),
+    "cost": get_args(CostName),
+    "gathers": get_args(GathersName),
+    "lowering": get_args(LoweringName),
+    "channel_order": ("rgb", "bgr"),
+}
+# Whole numbers, and the least that each may be.
+WHOLE = {
+    **dict.fromkeys(("groups", "max_group_channels", "min_group_channels", "calib_samples", "jobs"), 1),
+    **dict.fromkeys(("refine_steps", "refine_epochs", "refine_batch_size"), 1),
+    **dict.fromkeys(("seed", "sort_rounds"), 0),
+}
+RULES = ("groups", "max_group_channels", "group_config")
+MEASURED = {"cost": ("sensitivity", "trial"), "criterion": ("taylor", "activation")}  # on data
 
 
-@dataclass(frozen=True)
-class Request:
-    """Limits, at most one rule, which layers, and how to solve and search."""
+class ImageWishes(TypedDict, total=False):
+    """How the images of a folder become the model's input."""
 
-    limits: Mapping[str, Limit] = field(default_factory=dict)  # max_params, max_macs, max_flops, max_latency_ms
+    resize: Size | None
+    crop: Size | None
+    scale: float | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channel_order: Literal["rgb", "bgr"]
+
+
+class ApplyWishes(ImageWishes, total=False):
+    """What `apply` can be asked for."""
+
+    input_shape: ShapeLike
+    calib: DataLike | None
+    calib_samples: int
+    lowering: LoweringName
+    verify: bool
+    seed: int
+    jobs: int
+
+
+class MethodWishes(ImageWishes, total=False):
+    """Which layers may be grouped, and how groupings and numbers of groups are found."""
+
+    input_shape: ShapeLike
+    calib: DataLike | None
+    calib_samples: int
+    include: str | None
+    exclude: str | None
+    min_group_channels: int
+    target: TargetName | None
+    criterion: Criterion
+    solver: SolverName
+    effort: int
+    sort_rounds: int
+    search: SearchName
+    cost: CostName | None
+    gathers: GathersName | None
+    seed: int
+    jobs: int
+
+
+class GoalWishes(MethodWishes, total=False):
+    """How much to compress, by a budget or by a rule, and the method."""
+
+    max_flops: float | str | None
+    max_macs: float | str | None
+    max_params: float | str | None
+    max_latency: float | str | None
+    timing: PathLike | None
+    groups: int | None
+    max_group_channels: int | None
+    group_config: PathLike | None
+
+
+class ExploreWishes(MethodWishes, total=False):
+    """What `explore` can be asked for: the method, and how points are judged."""
+
+    eval: DataLike | None
+
+
+class Learning(TypedDict, total=False):
+    """How to train: the flags of `finetune`, by name."""
+
+    distill: float | None
+    epochs: int
+    lr: float
+    batch_size: int
+    schedule: Literal["cosine", "multistep"]
+    augment: Collection[str]
+    freeze_bn: bool
+    val_split: float
+    amp: bool
+
+
+class PlanWishes(GoalWishes, total=False):
+    """What `plan` can be asked for: a search, perhaps with fine-tuning inside."""
+
+    refine_steps: int | None
+    refine_data: DataLike | None
+    refine_epochs: int
+    refine_lr: float
+    refine_batch_size: int
+
+
+class CompressWishes(GoalWishes, total=False):
+    """What `compress` can be asked for: a plan, and how it is written and judged."""
+
+    eval: DataLike | None
+    lowering: LoweringName
+    verify: bool
+    force: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The wishes with their defaults, each by the name of its flag. What is None or empty is left to us."""
+
+    # The budget: a share (0.5, "50%") of the whole model before, or an amount (300e6, "300M"). Several hold at once.
+    max_flops: float | str | None = None
+    max_macs: float | str | None = None
+    max_params: float | str | None = None
+    max_latency: float | str | None = None
+    timing: PathLike | None = None
+    # Or a rule, at most one.
     groups: int | None = None
     max_group_channels: int | None = None
-    group_config: Path | None = None
-    include: str | None = None  # regular expressions on layer and node names
+    group_config: PathLike | None = None
+    # Which layers, as regular expressions on layer and node names, and for which device.
+    include: str | None = None
     exclude: str | None = None
     min_group_channels: int = 1
-    target: TargetName = "generic"
+    target: TargetName | None = None
+    # The method.
     criterion: Criterion = "l2"
-    # By layer, for the criteria that need data: activation, the strength of each input; taylor, the importance of each kernel.
-    measured: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    solver: Solver = field(default_factory=Solver)
+    solver: SolverName = "best"
+    effort: int = 1
+    sort_rounds: int = 10
     search: SearchName = "exact"
-    cost: CostName = "log"
-    gathers: GathersName = "free"
+    cost: CostName | None = None
+    gathers: GathersName | None = None
+    # The data, and how images are read.
+    calib: DataLike | None = None
+    calib_samples: int = 1000
+    eval: DataLike | None = None
+    resize: Size | None = None
+    crop: Size | None = None
+    scale: float | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    channel_order: Literal["rgb", "bgr"] = "rgb"
+    # Fine-tuning inside the search.
+    refine_steps: int | None = None
+    refine_data: DataLike | None = None
+    refine_epochs: int = 1
+    refine_lr: float = 0.01
+    refine_batch_size: int = 128
+    # How the result is written.
+    lowering: LoweringName = "group"
+    verify: bool = True
+    force: bool = False
+    # How the work is done.
+    input_shape: ShapeLike = ()
     seed: int = 0
-    jobs: int = 1
-    least_groups: Mapping[str, int] = field(default_factory=dict)  # by layer, where a search goes on from an earlier plan
-    latencies: LayerLatencies | None = None  # measured times, for a budget in milliseconds
+    jobs: int = os.cpu_count() or 1
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise UsageError(f"{_flag(name)} {value!r} is not known: choose from {', '.join(map(str, known))}")
+        for name, least in WHOLE.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise UsageError(f"{_flag(name)}: {value!r} is not a whole number from {least} on")
+        for name in ("include", "exclude"):
+            try:
+                re.compile(getattr(self, name) or "")
+            except re.error as error:
+                raise UsageError(f"{_flag(name)}: {getattr(self, name)!r} is not a regular expression: {error}") from error
+        self._require_sense()
+
+    def _require_sense(self) -> None:
+        """Refuse wishes that do not go together."""
+        _ = self.limits  # malformed ones are refused
+        if sum(getattr(self, name) is not None for name in RULES) > 1:
+            raise UsageError(f"{', '.join(map(_flag, RULES))}: at most one of them can choose the groups")
+        if self.max_latency is not None and self.timing is None and self.target != "ort-cpu":
+            raise UsageError(
+                "--max-latency needs times: --timing FILE from `bench --sweep`, or --target ort-cpu to time the layers now"
+            )
+        if self.calib is None:
+            for name, needing in MEASURED.items():
+                if getattr(self, name) in needing:
+                    raise UsageError(f"{_flag(name)} {getattr(self, name)} is measured on data: give --calib DATA")
+        if self.refine_steps is not None:
+            self._require_refinable()
+
+    def _require_refinable(self) -> None:
+        if self.refine_data is None:
+            raise UsageError("--refine-steps fine-tunes: give --refine-data DATA")
+        if self.rule is not None or self.max_latency is not None:
+            raise UsageError("--refine-steps is for a search under --max-macs, --max-flops or --max-params")
+        if self.calib is not None:
+            raise UsageError(
+                "--refine-steps takes its costs from the tuned weights: leave out --calib (`finetune` has it for the start)"
+            )
+
+    def require_goal(self) -> None:
+        """Refuse wishes that do not say how much to compress."""
+        if not self.limits and all(getattr(self, name) is None for name in RULES):
+            raise UsageError("say how much: for example --max-flops 50%, --max-params 1.2M, or --groups 2")
 
     @property
-    def search_name(self) -> str:
-        """How the groups are chosen, as the plan file says it."""
-        if self.groups is not None:
-            return "uniform"
-        if self.max_group_channels is not None:
-            return "max-group-channels"
-        return "group-config" if self.group_config is not None else self.search
+    def limits(self) -> dict[str, Limit]:
+        """The budget, by the names of the plan file."""
+        counted = {name: getattr(self, name) for name in ("max_params", "max_macs", "max_flops")}
+        limits = {name: limit_of(amount) for name, amount in counted.items() if amount is not None}
+        return limits | ({} if self.max_latency is None else {"max_latency_ms": latency_limit_of(self.max_latency)})
+
+    @property
+    def rule(self) -> str | None:
+        """How the groups are chosen without a search, as the plan file says it."""
+        names = {"groups": "uniform", "max_group_channels": "max-group-channels", "group_config": "group-config"}
+        return next((text for name, text in names.items() if getattr(self, name) is not None), None)
+
+    @property
+    def cost_name(self) -> CostName:
+        return self.cost or ("log" if self.calib is None else "trial")
+
+    @property
+    def how_to_solve(self) -> Solver:
+        return Solver(self.solver, self.sort_rounds, self.effort, self.seed)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing(self.resize, self.crop, self.scale, tuple(self.mean), tuple(self.std), self.channel_order)
+
+
+def settings_of(function: str, wishes: Mapping[str, Any], allowed: type) -> Settings:
+    """Return the wishes of a call with their defaults; one that the function does not know is refused as Python does it."""
+    for name in wishes:
+        if name not in allowed.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    return Settings(**wishes)
+
+
+def wish_names(allowed: type) -> list[str]:
+    """Return the wishes that a function knows, in the order of the settings."""
+    return [field.name for field in fields(Settings) if field.name in allowed.__annotations__]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def as_path(given: PathLike) -> Path:
+    """Return a path that the user gave in any form."""
+    return Path(os.fspath(given))

@@ -2,23 +2,24 @@
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
 
 import onnx
 
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer
+from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.importances import layer_importance
-from onnx_gconv.pipeline.settings import Request
+from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.solve.grouping import Grouping
 from onnx_gconv.solve.importance import Matrix
 from onnx_gconv.solve.layer import Solver
 
 Groupings = dict[tuple[str, int], Grouping]  # by layer name and number of groups
-Progress = Callable[[int, int, str], None]  # done, of how many, what
 Solutions = dict[int, Grouping]
 
 # Starting worker processes takes about half a second, so less than this is solved right here.
@@ -43,12 +44,14 @@ def solve_all(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     wanted: Mapping[str, Iterable[int]],
-    request: Request,
-    progress: Progress,
+    settings: Settings,
+    facts: Facts,
+    *,
+    progress: OnProgress,
 ) -> Groupings:
     """Return the grouping of each layer for each wanted number of groups."""
     groupings: Groupings = {}
-    for problem, solutions in solve_each(model, problems(layers, wanted), request, progress):
+    for problem, solutions in solve_each(model, problems(layers, wanted), settings, facts, progress=progress):
         groupings |= {(layer.name, g): grouping for layer in problem.layers for g, grouping in solutions.items()}
     return groupings
 
@@ -62,30 +65,30 @@ def problems(layers: Sequence[Layer], wanted: Mapping[str, Iterable[int]]) -> li
 
 
 def solve_each(
-    model: onnx.ModelProto, todo: Sequence[Problem], request: Request, progress: Progress
+    model: onnx.ModelProto, todo: Sequence[Problem], settings: Settings, facts: Facts, *, progress: OnProgress
 ) -> Iterator[tuple[Problem, Solutions]]:
     """Yield the solutions of each problem as they are found, in any order; what they are does not depend on it."""
-    constants = Constants(model)
+    constants, solver = Constants(model), settings.how_to_solve
     progress(0, len(todo), "solving")
 
     def matrix(problem: Problem) -> Matrix:
-        return layer_importance(constants, problem.layers[0], request)
+        return layer_importance(constants, problem.layers[0], settings.criterion, facts)
 
-    if request.jobs == 1 or len(todo) == 1 or sum(problem.rough_seconds for problem in todo) < SECONDS_WORTH_PROCESSES:
+    if settings.jobs == 1 or len(todo) == 1 or sum(problem.rough_seconds for problem in todo) < SECONDS_WORTH_PROCESSES:
         for done, problem in enumerate(todo, start=1):
-            yield problem, _solve(request.solver, matrix(problem), problem.numbers, problem.layers[0].groups)
+            yield problem, _solve(solver, matrix(problem), problem.numbers, problem.layers[0].groups)
             progress(done, len(todo), problem.layers[0].label)
         return
     # Spawned, not forked: ONNX Runtime's threads may be running. Threads would not do: much of the work holds the GIL.
-    pool = ProcessPoolExecutor(request.jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_ctrl_c)
+    pool = ProcessPoolExecutor(settings.jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_ctrl_c)
     try:
         queue = iter(sorted(todo, key=lambda problem: -problem.rough_seconds))  # the longest first: cores finish together
         running: dict[Future[Solutions], Problem] = {}
         done = 0
         while True:
             # Only as many matrices in flight as keep the cores busy: all of them together are larger than the model.
-            for problem in islice(queue, request.jobs + 1 - len(running)):
-                future = pool.submit(_solve, request.solver, matrix(problem), problem.numbers, problem.layers[0].groups)
+            for problem in islice(queue, settings.jobs + 1 - len(running)):
+                future = pool.submit(_solve, solver, matrix(problem), problem.numbers, problem.layers[0].groups)
                 running[future] = problem
             if not running:
                 return

@@ -1,6 +1,6 @@
-"""Closed-form reconstruction: walk through the dense and the compressed model once, and fit each Conv on the way."""
+"""All layers fitted, in closed form: walk through the dense and the compressed model once, and fit each Conv on the way."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 
 from onnx_gconv.errors import DataError
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
-from onnx_gconv.plans import Plan
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.normal import (
@@ -32,9 +32,8 @@ from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import MEMORY_BYTES, ActivationStore
 from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
 from onnx_gconv.recover.work import SharedRows, Work
+from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.runtime import Feeds
-
-Progress = Callable[[int, int, str], None]  # done, of how many, what
 
 DAMPING = 1e-3
 # Positions that a fit looks at, for each weight of an output and at least: neighbouring patches tell much the same.
@@ -45,7 +44,7 @@ RELAXATIONS = 2
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How a reconstruction is done."""
+    """How layers are fitted."""
 
     damping: float = DAMPING
     is_validated: bool = True  # whether there may be more damping, as much as the samples themselves like
@@ -81,8 +80,8 @@ def fit_layers(
     sites: Sequence[Site],
     feeds: Iterable[Feeds],
     *,
-    effort: FitOptions,
-    progress: Progress,
+    options: FitOptions,
+    progress: OnProgress,
 ) -> FittedModel:
     """Return the masked model with the weights and biases of these sites fitted to the dense model, in graph order.
 
@@ -92,19 +91,19 @@ def fit_layers(
     constants, dense_constants = Constants(masked), Constants(dense)
     fitted: dict[str, np.ndarray] = {}
     errors = []
-    stored = int(effort.memory_share * MEMORY_BYTES)
+    stored = int(options.memory_share * MEMORY_BYTES)
     with (
         ActivationStore(stored) as dense_store,
         ActivationStore(stored) as compressed_store,
-        ThreadPoolExecutor(effort.jobs) as pool,
+        ThreadPoolExecutor(options.jobs) as pool,
     ):
-        work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)), effort.memory_share)
+        work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)), options.memory_share)
         ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
         behind = Walk(flows[1], compressed_store, later=[site_reads(site) for site in sites])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
             fit = Fit.of(site, constants, dense_constants)
-            new, error = _fitted(fit, shared_rows(fit, ahead, behind, work, effort), effort)
+            new, error = _fitted(fit, shared_rows(fit, ahead, behind, work, options), options)
             errors.append(error)
             ahead.tidy()
             behind.tidy()
@@ -118,9 +117,9 @@ def fit_layers(
     return FittedModel(surgery.finish(), tuple(errors))
 
 
-def plan_sites(masked: onnx.ModelProto, plan: Plan) -> list[Site]:
-    """Return all that can be fitted in a model that the plan has masked; also what it leaves dense."""
-    return find_sites(Flow(masked), Constants(masked), {layer.name: layer for layer in plan.layers})
+def masked_sites(masked: onnx.ModelProto, matched: Matched) -> list[Site]:
+    """Return all that can be fitted in a masked model; also what the plan leaves dense."""
+    return find_sites(Flow(masked), Constants(masked), {each.layer.name: each for each in matched})
 
 
 def site_reads(site: Site) -> set[str]:
@@ -128,15 +127,15 @@ def site_reads(site: Site) -> set[str]:
     return {site.source, site.shortcut} if site.shortcut else {site.source}
 
 
-def shared_rows(fit: Fit, ahead: Walk, behind: Walk, work: Work, effort: FitOptions) -> SharedRows:
+def shared_rows(fit: Fit, ahead: Walk, behind: Walk, work: Work, options: FitOptions) -> SharedRows:
     """Return a site's inputs in the compressed model and its targets from the dense one; both walks go on to it."""
     site = fit.site
     targets, inputs = ahead.next_stop(), behind.next_stop()
-    most = work.positions(max(effort.least_positions, effort.positions_a_weight * fit.unknowns))
+    most = work.positions(max(options.least_positions, options.positions_a_weight * fit.unknowns))
 
     def rows(batch: int) -> Rows:
         compressed: Arrays = inputs(batch)
-        rng = np.random.default_rng([effort.seed, behind.stops, batch])
+        rng = np.random.default_rng([options.seed, behind.stops, batch])
         dense = targets(batch)[site.target]
         return fit.rows(compressed[site.source], dense, compressed.get(site.shortcut), most=most, rng=rng)
 
@@ -163,17 +162,17 @@ def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
     return tuple(halves)
 
 
-def chosen_damping(fit: Fit, halves: tuple[Sums, ...], effort: FitOptions) -> float:
+def chosen_damping(fit: Fit, halves: tuple[Sums, ...], options: FitOptions) -> float:
     """Return how much a fit is damped: as each half of the samples likes it best from the other."""
-    if len(halves) < 2 or not effort.is_validated:
-        return effort.damping
-    return damping_between((halves[0], halves[1]), fit.before, least=effort.damping, has_intercept=fit.site.has_intercept)
+    if len(halves) < 2 or not options.is_validated:
+        return options.damping
+    return damping_between((halves[0], halves[1]), fit.before, least=options.damping, has_intercept=fit.site.has_intercept)
 
 
-def _fitted(fit: Fit, rows: SharedRows, effort: FitOptions) -> tuple[Coefficients, LayerError]:
+def _fitted(fit: Fit, rows: SharedRows, options: FitOptions) -> tuple[Coefficients, LayerError]:
     """Return the best weights; where an activation follows, those that are best behind it."""
     halves = half_moments(fit, rows)
-    damping = chosen_damping(fit, halves, effort)
+    damping = chosen_damping(fit, halves, options)
 
     def solved(total: Sums) -> Coefficients:
         return solve(total, fit.before, damping=damping, has_intercept=fit.site.has_intercept)
@@ -182,7 +181,7 @@ def _fitted(fit: Fit, rows: SharedRows, effort: FitOptions) -> tuple[Coefficient
     new = solved(total)
     error = _error(fit.site, total, fit, new)
     if fit.site.clamp is not None:
-        for _ in range(effort.relaxations):
+        for _ in range(options.relaxations):
             relaxed = rows.map(partial(_relaxed_sums, fit, new))
             new = solved(retarget(total, relaxed))
     return new, error

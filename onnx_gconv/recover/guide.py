@@ -9,16 +9,18 @@ from itertools import islice
 import numpy as np
 import onnx
 
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import find_convs
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.divergence import divergence
-from onnx_gconv.recover.fitting import FitOptions, Progress, fit_layers, plan_sites
+from onnx_gconv.recover.fitting import FitOptions, fit_layers, masked_sites
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.sensitivity import Key, sensitivities
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import match
 from onnx_gconv.runtime import Feeds, Result, run, session
 from onnx_gconv.solve.grouping import Grouping
 
@@ -36,10 +38,10 @@ TRIAL_RELAXATIONS = 0
 class CalibratedGuide:
     """Answers from measurements on the calibration samples."""
 
-    def __init__(self, model: onnx.ModelProto, calibration: Calibration, *, seed: int, jobs: int, progress: Progress) -> None:
+    def __init__(self, model: onnx.ModelProto, calibration: Calibration, *, seed: int, jobs: int, progress: OnProgress) -> None:
         self._model = model
         self._calibration = calibration
-        self._effort = FitOptions(
+        self._options = FitOptions(
             positions_a_weight=TRIAL_POSITIONS_A_WEIGHT,
             least_positions=TRIAL_LEAST_POSITIONS,
             relaxations=TRIAL_RELAXATIONS,
@@ -53,14 +55,14 @@ class CalibratedGuide:
 
         In company, the least of each layer is taken off: what is left is what the choice of its groups costs.
         """
-        model = self._model if company is None else self._recovered(company, self._effort)
+        model = self._model if company is None else self._recovered(company, self._options)
         found = sensitivities(
             self._model,
             model,
             {**groupings, **(_as_they_are(self._model, groupings) if company is not None else {})},
             self._calibration.feeds(min(MEASURED, self._fitted_samples)),
             probes=self._batches(PROBES),
-            effort=self._effort,
+            options=self._options,
             progress=self._progress,
         )
         least: dict[str, float] = {}
@@ -76,30 +78,31 @@ class CalibratedGuide:
         return {name: counts.get(name, 0) / max(1, len(sites)) for name in names}
 
     def judge(self, plans: Sequence[Plan]) -> list[float]:
-        """Return the divergence of the outputs after each plan and a quick reconstruction.
+        """Return the divergence of the outputs after each plan and a quick fit.
 
         Plans are judged side by side, for much of a fit is done by one thread.
         """
         if not plans:
             return []
         expected = self._expected
-        at_once = min(self._effort.jobs, len(plans)) if self._calibration.is_shareable else 1
-        effort = replace(self._effort, jobs=max(1, self._effort.jobs // at_once), memory_share=1 / at_once)
+        at_once = min(self._options.jobs, len(plans)) if self._calibration.is_shareable else 1
+        options = replace(self._options, jobs=max(1, self._options.jobs // at_once), memory_share=1 / at_once)
 
         def judged(plan: Plan) -> float:
-            active = session(self._recovered(plan, effort, is_told=plan is plans[0]), threads=effort.jobs)
+            active = session(self._recovered(plan, options, is_told=plan is plans[0]), threads=options.jobs)
             pairs = zip(expected, self._judged(), strict=True)
             return float(np.mean([divergence(one, run(active, feeds), temperature=JUDGED_AT) for one, feeds in pairs]))
 
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(judged, plans))
 
-    def _recovered(self, plan: Plan, effort: FitOptions, *, is_told: bool = True) -> onnx.ModelProto:
+    def _recovered(self, plan: Plan, options: FitOptions, *, is_told: bool = True) -> onnx.ModelProto:
         """Return the plan carried out, quickly. Of several at once, one tells how far it is."""
-        masked = mask(self._model, plan)
-        sites, feeds = plan_sites(masked, plan), self._calibration.feeds(self._fitted_samples)
+        matched = match(self._model, plan)
+        masked = mask(self._model, matched)
+        sites, feeds = masked_sites(masked, matched), self._calibration.feeds(self._fitted_samples)
         progress = self._progress if is_told else lambda *_: None
-        return fit_layers(self._model, masked, sites, feeds, effort=effort, progress=progress).model
+        return fit_layers(self._model, masked, sites, feeds, options=options, progress=progress).model
 
     @cached_property
     def _expected(self) -> list[dict[str, Result]]:
@@ -119,7 +122,7 @@ class CalibratedGuide:
 
     @cached_property
     def _fitted_samples(self) -> int:
-        """How many samples layers are fitted to: two thirds of few, for on those that it was fitted to any plan looks good."""
+        """How many samples layers are fitted to. Of few samples a third only judges: any plan looks good on its own samples."""
         there = self._calibration.data.samples
         batches = self._batches(self._calibration.samples if there is None else min(there, self._calibration.samples))
         return min(FITTED, self._calibration.batch * max(1, 2 * batches // 3))

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import onnx
 
 from onnx_gconv.evaluation import evaluate
-from onnx_gconv.plans import Plan
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.recover.calibration import Calibration
-from onnx_gconv.recover.fitting import FitOptions, LayerError, Progress, fit_layers, plan_sites
+from onnx_gconv.recover.fitting import FitOptions, LayerError, fit_layers, masked_sites
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.runtime import Feeds
 from onnx_gconv.verification import finite
 
@@ -38,10 +39,10 @@ class Recovery:
 
 
 def recover(
-    model: onnx.ModelProto, plan: Plan, calibration: Calibration, *, effort: FitOptions, progress: Progress
+    model: onnx.ModelProto, matched: Matched, calibration: Calibration, *, options: FitOptions, progress: OnProgress
 ) -> tuple[onnx.ModelProto, Recovery]:
     """Return the masked model with weights fitted to the dense one's behaviour on the calibration samples."""
-    masked = mask(model, plan)
+    masked = mask(model, matched)
     samples = 0
 
     def counted() -> Iterator[Feeds]:
@@ -50,7 +51,7 @@ def recover(
             samples += len(next(iter(feeds.values())))
             yield feeds
 
-    fitted = fit_layers(model, masked, plan_sites(masked, plan), counted(), effort=effort, progress=progress)
+    fitted = fit_layers(model, masked, masked_sites(masked, matched), counted(), options=options, progress=progress)
     limit = min(COMPARED, calibration.samples)
     found = [evaluate(candidate, calibration.data, reference=model, limit=limit) for candidate in (masked, fitted.model)]
     before, after = (max((gap.relative_l2 for gap in each.outputs.values()), default=float("nan")) for each in found)

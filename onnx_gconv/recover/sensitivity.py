@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.recover.divergence import score_error
 from onnx_gconv.recover.fit import Fit
-from onnx_gconv.recover.fitting import FitOptions, Progress, chosen_damping, half_moments, shared_rows, site_reads
+from onnx_gconv.recover.fitting import FitOptions, chosen_damping, half_moments, shared_rows, site_reads
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.normal import Coefficients, Sums, add_up, residual, solve, variance
 from onnx_gconv.recover.site import find_sites
@@ -32,8 +33,8 @@ def sensitivities(
     feeds: Iterable[Feeds],
     *,
     probes: int,
-    effort: FitOptions,
-    progress: Progress,
+    options: FitOptions,
+    progress: OnProgress,
 ) -> dict[Key, float]:
     """Return, for each layer and number of groups, how far the outputs are off when the layer gets these groups and is fitted.
 
@@ -47,17 +48,17 @@ def sensitivities(
     # Without a plan: every layer sees all its inputs, so that their moments serve any grouping.
     sites = [site for site in find_sites(flows[1], constants, {}) if site.name in names]
     found: dict[Key, float] = {}
-    with ActivationStore() as dense_store, ActivationStore() as store, ThreadPoolExecutor(effort.jobs) as pool:
+    with ActivationStore() as dense_store, ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
         work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, store)))
         probed = [batch for share in work.shares for batch in share][:probes]
-        whole = session(dense, threads=effort.jobs)
+        whole = session(dense, threads=options.jobs)
         expected = [run(whole, {name: store.get(name, batch) for name in flows[0].inputs}) for batch in probed]
         ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
         walk = Walk(flows[1], store, later=[*(site_reads(site) for site in sites), flows[1].outputs])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
             fit = Fit.of(site, constants, dense_constants)
-            halves = half_moments(fit, shared_rows(fit, ahead, walk, work, effort))
+            halves = half_moments(fit, shared_rows(fit, ahead, walk, work, options))
             ahead.tidy()
             walk.tidy()
             rest = _Rest(walk, store, fit)
@@ -68,7 +69,7 @@ def sensitivities(
                 return float(np.mean(gaps))
 
             keys = sorted((key for key in groupings if key[0] == site.name), key=lambda key: key[1])
-            fitted = list(pool.map(partial(_fitted, fit, halves, effort), (groupings[key] for key in keys)))
+            fitted = list(pool.map(partial(_fitted, fit, halves, options), (groupings[key] for key in keys)))
             every_other = sorted({*range(0, len(keys), 2), len(keys) - 1})
             costs = list(pool.map(measured, (fitted[at] for at in every_other)))
             found |= zip(keys, _between([at.error for at in fitted], every_other, costs), strict=True)
@@ -85,10 +86,10 @@ class Fitted:
     error: float
 
 
-def _fitted(fit: Fit, halves: tuple[Sums, ...], effort: FitOptions, grouping: Grouping) -> Fitted:
+def _fitted(fit: Fit, halves: tuple[Sums, ...], options: FitOptions, grouping: Grouping) -> Fitted:
     regrouped = [fit.regrouped(half, grouping) for half in halves]
     other, parts = regrouped[0][0], tuple(part for _, part in regrouped)
-    damping = chosen_damping(other, parts, effort)
+    damping = chosen_damping(other, parts, options)
     part = add_up(parts)
     new = solve(part, other.before, damping=damping, has_intercept=fit.site.has_intercept)
     error = float(residual(part, new).sum()) / (float(variance(part).sum()) or 1.0)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx_gconv.model.attributes import clip_range, floating, integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.network import FLOATS
-from onnx_gconv.plans import PlannedLayer
 from onnx_gconv.recover.flow import Flow
+from onnx_gconv.rewrite.match import MatchedLayer
 
 Channels = NDArray[np.int64]
 PER_CHANNEL_EPSILON = 1e-12  # a channel that a normalization scales by less than this share of the largest is switched off
@@ -67,13 +67,13 @@ class Site:
         return bool(self.bias or (self.after is not None and self.after.mean))
 
 
-def find_sites(flow: Flow, constants: Constants, planned: Mapping[str, PlannedLayer]) -> list[Site]:
+def find_sites(flow: Flow, constants: Constants, planned: Mapping[str, MatchedLayer]) -> list[Site]:
     """Return what can be fitted in a model that has these layers masked, in graph order."""
     sites = [_site(place, flow, constants, planned) for place in range(len(flow.nodes))]
     return [site for site in sites if site is not None]
 
 
-def _site(place: int, flow: Flow, constants: Constants, planned: Mapping[str, PlannedLayer]) -> Site | None:
+def _site(place: int, flow: Flow, constants: Constants, planned: Mapping[str, MatchedLayer]) -> Site | None:
     node = flow.nodes[place]
     if node.op_type not in ("Conv", "Gemm") or node.domain not in STANDARD_DOMAINS or not flow.is_moving(node.input[0]):
         return None
@@ -108,10 +108,9 @@ def _is_plain(gemm: onnx.NodeProto) -> bool:
     return not integer(gemm, "transA", 0) and floating(gemm, "alpha", 1.0) == 1.0 and floating(gemm, "beta", 1.0) == 1.0
 
 
-def _blocks(node: onnx.NodeProto, shape: tuple[int, ...], planned: PlannedLayer | None) -> tuple[Channels, Channels]:
+def _blocks(node: onnx.NodeProto, shape: tuple[int, ...], planned: MatchedLayer | None) -> tuple[Channels, Channels]:
     if planned is not None:
-        outs, ins = np.asarray(planned.out_order), np.asarray(planned.in_order)
-        return outs.reshape(planned.groups, -1), ins.reshape(planned.groups, -1)
+        return planned.out_order.reshape(planned.groups, -1), planned.in_order.reshape(planned.groups, -1)
     if node.op_type == "Gemm":
         rows, columns = shape if integer(node, "transB", 0) else shape[::-1]
         return np.arange(rows)[None], np.arange(columns)[None]

@@ -11,8 +11,8 @@ from onnx_gconv.evaluation import Evaluation
 from onnx_gconv.exploration.point import Point, before_tuning, dominated, measured
 from onnx_gconv.exploration.solutions import Axis
 from onnx_gconv.model.network import Network
+from onnx_gconv.pipeline.result import Result
 from onnx_gconv.plans import Plan
-from onnx_gconv.report.record import Outcome
 from onnx_gconv.verification import Verification
 
 UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
@@ -46,7 +46,7 @@ def print_network(network: Network) -> None:
         table.add_row(layer.label, channels, "×".join(map(str, layer.kernel)), legal, short(layer.weights), short(layer.macs))
     if network.layers:
         console.print(table)
-    print_skipped([(conv.label, conv.reason) for conv in network.skipped], title="Convs that stay as they are")
+    print_skipped([(conv.label, conv.reason) for conv in network.skipped])
     count = network.count
     print(
         f"{len(network.layers)} of {len(network.layers) + len(network.skipped)} Convs can be grouped. "
@@ -54,10 +54,10 @@ def print_network(network: Network) -> None:
     )
 
 
-def print_skipped(rows: Sequence[tuple[str, str]], *, title: str) -> None:
-    """Print Convs with the reason why each stays as it is."""
+def print_skipped(rows: Sequence[tuple[str, str]]) -> None:
+    """Print skipped Convs with the reason."""
     if rows:
-        table = Table("Conv", "why", title=title)
+        table = Table("Conv", "why", title="Skipped Convs")
         for name, reason in rows:
             table.add_row(name, reason)
         _console().print(table)
@@ -80,24 +80,25 @@ def print_totals(before: dict[str, int | None], after: dict[str, int | None]) ->
     _console().print(table)
 
 
-def print_outcome(outcome: Outcome) -> None:
+def print_result(result: Result) -> None:
     """Print the before/after table of a compressed model: costs, Gathers, latency if measured, verification error."""
-    table = _totals_table(outcome.before.as_dict(), outcome.after.as_dict())
-    naive, written = outcome.gathers
+    table = _totals_table(result.before.as_dict(), result.after.as_dict())
+    naive, written = result.rewritten.gathers
     table.add_row("Gathers", "0", str(written), f"of {naive} naive")
-    latency, verification = outcome.latency, outcome.verification
-    if outcome.predicted is not None:
-        before, after, ratio = outcome.predicted.before_ms, outcome.predicted.after_ms, outcome.predicted.ratio
-        table.add_row(f"predicted, {outcome.predicted.runner}", ms(before), ms(after), f"{ratio:.1%}")
+    latency, prediction, verification = result.latency, result.prediction, result.rewritten.verification
+    if prediction is not None:
+        table.add_row(
+            f"predicted, {prediction.runner}", ms(prediction.before_ms), ms(prediction.after_ms), f"{prediction.ratio:.1%}"
+        )
     if latency is not None:
         table.add_row(f"latency, {latency.runner}", ms(latency.before_ms), ms(latency.after_ms), f"{latency.ratio:.1%}")
-    recovery = outcome.recovery
+    recovery = result.recovery
     if recovery is not None:
         table.add_row(
             "output error", f"{recovery.output_error_before:.3f} masked", f"{recovery.output_error_after:.3f}", "on fitted samples"
         )
-    if outcome.evaluation is not None:
-        for row in _accuracy_rows(outcome.evaluation):
+    if result.evaluation is not None:
+        for row in _accuracy_rows(result.evaluation):
             table.add_row(*row)
     if verification is None:
         table.add_row("verification", "", "not run", "")

@@ -1,7 +1,7 @@
 """The grouped model: each planned Conv becomes a grouped Conv, with a Gather only where no weight can absorb the order."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
@@ -13,30 +13,30 @@ from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, Tie, find_spaces
 from onnx_gconv.model.surgery import Surgery
-from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.lowering import LoweringName, lower
-from onnx_gconv.rewrite.match import Fitted, fit
+from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.rewrite.placement import BlockConv, GatherAt, Placed, Placement, place
 from onnx_gconv.solve.grouping import Order
 
 Shared = dict[tuple[object, ...], str]  # constants made so far, so that equal ones are written once
 
 
-def group(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | None = None) -> onnx.ModelProto:
-    """Return the model with every planned Conv grouped; the same function as `mask(model, plan)`."""
-    return carry_out(model, plan, placement_of(model, plan, shapes=shapes))
+def group(model: onnx.ModelProto, matched: Matched, *, shapes: Mapping[str, Shape] | None = None) -> onnx.ModelProto:
+    """Return the model with every matched Conv grouped; the same function as `mask(model, matched)`."""
+    return carry_out(model, matched, placement_of(model, matched, shapes=shapes))
 
 
-def placement_of(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | None = None) -> Placement:
+def placement_of(model: onnx.ModelProto, matched: Matched, *, shapes: Mapping[str, Shape] | None = None) -> Placement:
     """Return where the channels of every tensor will lie. Tensors of unknown shape keep the model's order."""
     constants = Constants(model)
-    fitted = fit(model, plan, constants)
     known = infer(model, input_shapes(model, {})) if shapes is None else shapes
     spaces = find_spaces(model, constants, known)
-    return place(model, spaces, _block_convs(model, spaces, fitted), known)
+    return place(model, spaces, _block_convs(model, spaces, matched), known)
 
 
-def carry_out(model: onnx.ModelProto, plan: Plan, placement: Placement, *, lowering: LoweringName = "group") -> onnx.ModelProto:
+def carry_out(
+    model: onnx.ModelProto, matched: Matched, placement: Placement, *, lowering: LoweringName = "group"
+) -> onnx.ModelProto:
     """Return the model rewritten to a placement.
 
     With x' = x[in_order] and y' = y[out_order], the kept weights are the diagonal blocks of W[out_order][:, in_order], so
@@ -45,7 +45,7 @@ def carry_out(model: onnx.ModelProto, plan: Plan, placement: Placement, *, lower
     constants = Constants(model)
     surgery = Surgery(model)
     shared: Shared = {}
-    existing = {fitted.layer.name: fitted.layer.groups for fitted in fit(model, plan, constants)}
+    existing = {each.layer.name: each.layer.groups for each in matched}
     for placed in placement.convs:
         conv = placed.conv
         _write_blocks(surgery, constants, placed, existing.get(conv.name, conv.groups), shared)
@@ -61,9 +61,9 @@ def carry_out(model: onnx.ModelProto, plan: Plan, placement: Placement, *, lower
     return surgery.finish()
 
 
-def _block_convs(model: onnx.ModelProto, spaces: Spaces, fitted: Sequence[Fitted]) -> list[BlockConv]:
+def _block_convs(model: onnx.ModelProto, spaces: Spaces, matched: Matched) -> list[BlockConv]:
     """Return the Convs that will have groups: planned ones, and those that have them and stay as they are."""
-    planned = {item.layer.name: item for item in fitted}
+    planned = {item.layer.name: item for item in matched}
     result = []
     for node in model.graph.node:
         name = node.output[0] if node.output else ""

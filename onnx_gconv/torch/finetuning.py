@@ -12,15 +12,18 @@ from torch import Tensor
 from onnx_gconv.data.batch import Data
 from onnx_gconv.errors import TrainingError
 from onnx_gconv.files import write_text
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.plans import Plan, to_json
+from onnx_gconv.plans import Plan
 from onnx_gconv.torch import checkpoint, load, save_back
 from onnx_gconv.torch.checkpoint import Checkpoint
 from onnx_gconv.torch.comparing import require_equal
 from onnx_gconv.torch.module import OnnxModule
 from onnx_gconv.torch.spool import spooled
 from onnx_gconv.torch.team import Team
-from onnx_gconv.torch.training import OnStep, Record, Training, TrainingSettings
+from onnx_gconv.torch.training import Record, Training, TrainingSettings
+
+OnEpoch = Callable[[Record], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +37,6 @@ class Task:
     shapes: Mapping[str, Shape]  # of the inputs to compare with ONNX Runtime at
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Whom to tell."""
-
-    on_step: OnStep
-    on_epoch: Callable[[Record], None]
-
-
 @dataclass(frozen=True, eq=False)
 class Tuned:
     """The best model of a training, and its history."""
@@ -52,7 +47,9 @@ class Tuned:
     interrupted: bool
 
 
-def finetune(task: Task, settings: TrainingSettings, team: Team, *, output: Path, resume: bool, listener: Listener) -> Tuned:
+def finetune(
+    task: Task, settings: TrainingSettings, team: Team, *, output: Path, resume: bool, on_step: OnProgress, on_epoch: OnEpoch
+) -> Tuned:
     """Return the best model by the validation split; Ctrl-C ends the training early and returns the best until then.
 
     Writes `<stem>.checkpoint.pt` and `<stem>.metrics.jsonl` beside `output` after every epoch.
@@ -63,15 +60,15 @@ def finetune(task: Task, settings: TrainingSettings, team: Team, *, output: Path
     teacher = load(task.teacher, shapes=task.shapes, seed=settings.seed) if task.teacher is not None else None
     with spooled(task.data, team) as spool:
         training = Training(module, teacher, spool, settings, team)
-        run = _Run(training, _purpose(task, settings, len(spool)), output)
+        run = _Run(training, _purpose(task, settings, len(spool)), output, on_epoch)
         if resume:
             run.resume()
         else:
-            run.record(training.validate(0), listener)
+            run.record(training.validate(0))
         interrupted = False
         try:
             for epoch in range(len(run.history), settings.epochs + 1):
-                run.record(training.train_epoch(epoch, listener.on_step), listener)
+                run.record(training.train_epoch(epoch, on_step))
         except KeyboardInterrupt:
             if len(run.history) < 2:
                 raise  # nothing has been learned yet
@@ -87,8 +84,8 @@ def finetune(task: Task, settings: TrainingSettings, team: Team, *, output: Path
 class _Run:
     """A training on its way: the best weights so far, the history, and the files that keep them."""
 
-    def __init__(self, training: Training, purpose: Mapping[str, str], output: Path) -> None:
-        self._training, self._purpose, self._output = training, purpose, output
+    def __init__(self, training: Training, purpose: Mapping[str, str], output: Path, on_epoch: OnEpoch) -> None:
+        self._training, self._purpose, self._output, self._on_epoch = training, purpose, output, on_epoch
         self._file = checkpoint.path_beside(output)
         self.history: list[Record] = []
         self.best_weights: Mapping[str, Tensor] = {}
@@ -104,14 +101,14 @@ class _Run:
         self.history = [Record(**record) for record in found.history]
         self.best_weights = found.best
 
-    def record(self, record: Record, listener: Listener) -> None:
+    def record(self, record: Record) -> None:
         """Take note of an epoch and write it down, together with all that is needed to go on from here."""
         self.history.append(record)
         weights = self._training.state()
         if self.best is record:
             self.best_weights = weights
         if self._training.team.is_first:
-            listener.on_epoch(record)
+            self._on_epoch(record)
             history = [vars(entry) for entry in self.history]
             state = Checkpoint(self._purpose, weights, self._training.optimizer.state_dict(), self.best_weights, history)
             checkpoint.write(state, self._file)
@@ -130,7 +127,7 @@ def _purpose(task: Task, settings: TrainingSettings, samples: int) -> dict[str, 
         return hashlib.sha256(data).hexdigest()[:16]
 
     purpose = {f"--{name.replace('_', '-')}": str(value) for name, value in vars(settings).items()}
-    purpose |= {"model": digest(task.start.SerializeToString(deterministic=True)), "plan": digest(to_json(task.plan).encode())}
+    purpose |= {"model": digest(task.start.SerializeToString(deterministic=True)), "plan": digest(task.plan.to_json().encode())}
     teacher = "none" if task.teacher is None else digest(task.teacher.SerializeToString(deterministic=True))
     return purpose | {"teacher": teacher, "data": f"{task.data.name}, {samples} samples"}
 

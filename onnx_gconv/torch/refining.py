@@ -7,12 +7,13 @@ import onnx
 
 from onnx_gconv.data.batch import Data
 from onnx_gconv.errors import TrainingError
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.plans import Plan
 from onnx_gconv.torch import load, save_back
 from onnx_gconv.torch.spool import Spool, spooled
 from onnx_gconv.torch.team import Team, assembled
-from onnx_gconv.torch.training import OnStep, Record, Training, TrainingSettings
+from onnx_gconv.torch.training import Record, Training, TrainingSettings
 
 
 class Tuner:
@@ -24,7 +25,7 @@ class Tuner:
         self._spool, self._settings, self._team, self._shapes = spool, settings, team, shapes
         self._teacher = load(dense, shapes=shapes, seed=settings.seed) if settings.distill > 0 else None
 
-    def tune(self, model: onnx.ModelProto, plan: Plan, on_step: OnStep) -> tuple[onnx.ModelProto, Record]:
+    def tune(self, model: onnx.ModelProto, plan: Plan, on_step: OnProgress) -> tuple[onnx.ModelProto, Record]:
         """Return the model as the plan masks it, tuned, under the same names; and what the last epoch came to."""
         module = load(model, plan, shapes=self._shapes, seed=self._settings.seed)
         training = Training(module, self._teacher, self._spool, self._settings, self._team)

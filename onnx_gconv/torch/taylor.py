@@ -1,6 +1,6 @@
 """How far the outputs would move without a kernel, to first order: the criterion `taylor`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onnx_gconv.errors import DataError, ModelError
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.network import Layer
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.runtime import Feeds
@@ -16,8 +17,6 @@ from onnx_gconv.torch import load
 from onnx_gconv.torch.comparing import to_computable
 
 DRAWS = 4  # of signs for each batch
-
-OnBatch = Callable[[int, int | None, str], None]  # batches done, of how many if that is known, what to show
 
 
 def kernel_moves(
@@ -27,7 +26,7 @@ def kernel_moves(
     *,
     shapes: Mapping[str, Shape],
     seed: int,
-    on_batch: OnBatch,
+    on_batch: OnProgress,
 ) -> dict[str, NDArray[np.float64]]:
     """Return, by layer, the root of the expected squared move of the outputs when a kernel is set to zero.
 

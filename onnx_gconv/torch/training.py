@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from onnx_gconv.errors import DataError, TrainingError
+from onnx_gconv.listener import OnProgress
 from onnx_gconv.torch.augment import augmented, draw
 from onnx_gconv.torch.landmarks import WithLandmarks, landmarks
 from onnx_gconv.torch.loss import Landmark, Loss
@@ -31,8 +32,6 @@ VALIDATION_BATCH = 250
 LANDMARKS = 40.0
 LANDMARK_SAMPLES = 32  # that they are weighed by, at most: all of them are in memory at once
 SMALLEST_ERROR = 1e-6  # where all is as it should be, nothing is to be weighed by
-
-OnStep = Callable[[int, int, str], None]  # steps done, of how many, what to show
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Training:
         """Steps of an epoch: the rest that fills no batch is left out, another one each time."""
         return len(self.split.train) // self.batch
 
-    def train_epoch(self, epoch: int, on_step: OnStep) -> Record:
+    def train_epoch(self, epoch: int, on_step: OnProgress) -> Record:
         """Train for one epoch, counted from 1, and return what it came to."""
         started = time.perf_counter()
         total, right, seen, lr = 0.0, 0, 0, 0.0

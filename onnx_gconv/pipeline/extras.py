@@ -1,4 +1,4 @@
-"""What the commands that train have in common."""
+"""Optional packages, asked for before any work is done."""
 
 from onnx_gconv.errors import DependencyError
 

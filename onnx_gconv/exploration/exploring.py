@@ -1,0 +1,241 @@
+"""`explore`: the best plan, or model, for each of several budgets."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, Unpack
+
+from onnx_gconv.data.identity import data_identity
+from onnx_gconv.data.open import open_data
+from onnx_gconv.errors import DataError, PointError, UsageError
+from onnx_gconv.exploration.engine import Engine
+from onnx_gconv.exploration.folder import Folder, require_kept
+from onnx_gconv.exploration.goal import Brief, Goal, Tuning
+from onnx_gconv.exploration.local import run_here
+from onnx_gconv.exploration.point import Point, exploration_json, measured, planned_point
+from onnx_gconv.exploration.running import Failure, goals_for, make_points
+from onnx_gconv.exploration.solutions import Axis, budgets, solution_settings, solve_resumable
+from onnx_gconv.files import locked, make_folder, write_text
+from onnx_gconv.listener import SILENT, Listener
+from onnx_gconv.model.network import Network
+from onnx_gconv.pipeline.extras import require_torch
+from onnx_gconv.pipeline.facts import measure
+from onnx_gconv.pipeline.original import Original, open_original, tell_counts
+from onnx_gconv.pipeline.planning import Solved, plan_within
+from onnx_gconv.pipeline.recovering import guide_of, open_samples
+from onnx_gconv.pipeline.settings import ExploreWishes, Learning, PathLike, Settings, as_path, settings_of
+from onnx_gconv.pipeline.trial import Costs
+from onnx_gconv.recover.calibration import Calibration
+
+EngineName = Literal["local", "ray"]
+
+
+@dataclass(frozen=True, eq=False)
+class Exploration:
+    """The points of an exploration in the order of their budgets, and those that could not be made."""
+
+    network: Network
+    by: Axis
+    points: tuple[Point, ...]
+    failures: tuple[Failure, ...]
+
+    def require_all(self) -> None:
+        """Fail if a point did; the others are written."""
+        if self.failures:
+            first = self.failures[0]
+            names = ", ".join(sorted(failure.name for failure in self.failures))
+            done = "the other points are written" if self.points else "no point is written"
+            raise PointError(f"{names} could not be made: {first.message} ({done})", hint=first.hint)
+
+
+def explore(
+    model: PathLike,
+    output: PathLike,
+    *,
+    points: int = 12,
+    by: Axis = "macs",
+    finetune: str | None = None,
+    learning: Learning | None = None,
+    device: str = "auto",
+    engine: EngineName = "local",
+    address: str | None = None,
+    listener: Listener = SILENT,
+    **wishes: Unpack[ExploreWishes],
+) -> Exploration:
+    """Find the best plan for each of several budgets, from the model as it is down to the smallest; write them into a folder.
+
+        found = onnx_gconv.explore("model.onnx", "sweep", points=8, calib="images.npz", eval="test.npz")
+        print([(point.macs, point.evaluation["top1"]) for point in found.points])
+
+    With `calib`, `eval` or `finetune` (data to train on) every point becomes a model. Points are made in processes of their own,
+    `jobs` at a time or on a Ray cluster, so model and data are given by name. Called again it goes on where it was.
+    """
+    settings = _named(settings_of("explore", wishes, ExploreWishes))
+    has_models = any((settings.calib, settings.eval, finetune))
+    _require_engine(engine, address, has_models=has_models)
+    if finetune is not None:
+        require_torch("--finetune")
+    if settings.criterion == "taylor":
+        require_torch("--criterion taylor")
+    original = open_original(as_path(model), settings.input_shape)
+    tell_counts(original, listener)
+    samples = open_samples(original, settings)
+    if settings.eval is not None:  # what is wrong with it is told before any work
+        open_data(settings.eval, original.model, preprocessing=settings.preprocessing)
+    tuning = None if finetune is None else _tuning(original, settings, finetune, learning or {}, device)
+    explorer = _Explorer(original, settings, as_path(output), points, by, tuning, listener)
+    return explorer.explored(samples, _engine(engine, address, cores=settings.jobs) if has_models else None)
+
+
+def _named(settings: Settings) -> Settings:
+    """Return the settings with their data by name; other processes cannot read what is in this one's memory."""
+    for name in ("calib", "eval"):
+        data = getattr(settings, name)
+        if data is not None and not isinstance(data, str | os.PathLike):
+            raise DataError(
+                f"--{name}: points are made in processes of their own, so data in memory cannot reach them.",
+                hint="name an .npz file, a folder of images, or package.module:function",
+            )
+    calib, judging = settings.calib, settings.eval
+    return replace(settings, calib=None if calib is None else str(calib), eval=None if judging is None else str(judging))
+
+
+def _require_engine(engine: EngineName, address: str | None, *, has_models: bool) -> None:
+    """Refuse before any work where the cluster makes no sense or is not there."""
+    if address and engine != "ray":
+        raise UsageError("--address is of a Ray cluster: give --engine ray")
+    if engine == "ray":
+        if not has_models:
+            raise UsageError("--engine ray runs what --calib, --eval or --finetune ask for; plans alone are searched here, soon")
+        from onnx_gconv.exploration.ray import require_cluster
+
+        require_cluster(address)
+
+
+def _engine(name: EngineName, address: str | None, *, cores: int) -> Engine:
+    if name == "local":
+        return partial(run_here, cores=cores)
+    from onnx_gconv.exploration.ray import run_on_ray
+
+    return partial(run_on_ray, address=address, cores=cores)
+
+
+def _tuning(original: Original, settings: Settings, data: str, learning: Learning, device: str) -> Tuning:
+    from onnx_gconv.pipeline.finetuning import training_settings
+
+    samples = open_data(data, original.model, preprocessing=settings.preprocessing)
+    return Tuning(data, asdict(training_settings(learning, samples, seed=settings.seed)), device)
+
+
+class _Explorer:
+    """All that the points of one exploration have in common."""
+
+    def __init__(
+        self,
+        original: Original,
+        settings: Settings,
+        folder: Path,
+        count: int,
+        by: Axis,
+        tuning: Tuning | None,
+        listener: Listener,
+    ) -> None:
+        self._original, self._settings, self._path = original, settings, folder
+        self._count, self._by, self._tuning = count, by, tuning
+        self._listener = listener
+        self._failures: list[Failure] = []
+
+    def explored(self, samples: Calibration | None, engine: Engine | None) -> Exploration:
+        """Return the points, each in the folder as soon as it is there; without an engine they are plans only."""
+        original, points = self._original, list[Point]()
+        facts = measure(original, self._settings, samples, self._listener)
+        make_folder(self._path)
+        try:
+            with locked(self._path):
+                require_kept(self._path, self._count, has_models=engine is not None, has_tuned=self._tuning is not None)
+                progress = self._listener.phase("solving")
+                solved = solve_resumable(original, self._settings, facts, folder=self._path, progress=progress)
+                for points in self._plans(solved) if engine is None else self._models(solved, samples, engine):
+                    text = exploration_json(str(original.path), self._by, points, original.network, original.sha256)
+                    write_text(self._path / "explore.json", text)
+        except BaseException as stop:
+            if isinstance(stop, Exception):
+                raise
+            # Ctrl-C, say. Before the first point is known, nobody knows which of those in the folder are of this exploration.
+            kept = f"{len(points)} of {self._count} points" if points else "what is finished"
+            raise type(stop)(f"'{self._path}' keeps {kept}, and the same command goes on from there.") from stop
+        return Exploration(original.network, self._by, tuple(points), tuple(self._failures))
+
+    def _plans(self, solved: Solved) -> Iterator[list[Point]]:
+        """Yield the points, all plans, once they are searched; their files are written."""
+        points: list[Point] = []
+        goals = self._goals(solved)
+        for goal in goals:
+            planned = plan_within(solved, goal.budget)
+            assert planned.search is not None
+            file = f"{goal.name}.plan.json"
+            planned.save(self._path / file)
+            points.append(planned_point(file, planned.plan, planned.search))
+            self._listener.progress("searching", len(points), len(goals), goal.name)
+        Folder(self._path, {}).tidy(points)
+        yield points
+
+    def _models(self, solved: Solved, samples: Calibration | None, engine: Engine) -> Iterator[list[Point]]:
+        """Yield the points so far, in order, whenever there is one more."""
+        dependencies = self._dependencies(solved)
+        folder = Folder(self._path, dependencies)
+        costs = self._costs(solved, samples, folder, dependencies)
+        original, goals = self._original, self._goals(solved)
+        assert original.path is not None, "an exploration has its model by name"
+        brief = Brief(original.path, original.data_files, original.given_shapes, self._settings, solved, costs, self._tuning)
+        points: dict[str, Point] = {}
+        self._listener.progress("exploring", 0, len(goals), "")
+        for result in make_points(brief, goals, folder, engine):
+            if isinstance(result, Point):
+                points[result.name] = result
+                self._tell(result, done=len(points) + len(self._failures), total=len(goals))
+                yield [points[name] for name in sorted(points)]
+            else:
+                self._failures.append(result)
+                self._listener.warn(f"{result.name}: {result.message}")
+                self._listener.detail(result.details)
+        folder.tidy(list(points.values()))
+
+    def _goals(self, solved: Solved) -> list[Goal]:
+        assert solved.table is not None, "an exploration searches, it follows no rule"
+        return goals_for(budgets(solved.table, self._by, self._count))
+
+    def _costs(self, solved: Solved, samples: Calibration | None, folder: Folder, dependencies: dict[str, object]) -> Costs | None:
+        """Return what the layers cost by the samples: that holds for all budgets, so it is measured here and once."""
+        guide = guide_of(self._original, self._settings, samples, self._listener)
+        if guide is None or not solved.is_measured:
+            return None
+        needed = {name: dependencies[name] for name in ("model", "solutions", "seed", "preprocessing", "calib")}
+        return folder.costs(needed, lambda: guide.costs(solved.groupings, None))
+
+    def _dependencies(self, solved: Solved) -> dict[str, object]:
+        """Return all that the points depend on: one made with other settings is made again."""
+        settings, tuning, original = self._settings, self._tuning, self._original
+        calib, judging = settings.calib, settings.eval
+        return {
+            "model": [original.sha256, *(data_identity(str(path)) for path in original.data_files)],
+            "input_shapes": original.given_shapes,
+            "solutions": solution_settings(settings, solved.facts, original.sha256),
+            "search": settings.search,
+            "cost": settings.cost_name,
+            "gathers": solved.gathers,
+            "seed": settings.seed,
+            "preprocessing": vars(settings.preprocessing),
+            "calib": calib and {**data_identity(str(calib)), "samples": settings.calib_samples},
+            "eval": judging and data_identity(str(judging)),
+            "finetune": tuning and {**data_identity(tuning.data), **tuning.settings, "device": tuning.device},
+        }
+
+    def _tell(self, point: Point, *, done: int, total: int) -> None:
+        self._listener.progress("exploring", done, total, point.name)
+        measure, macs = measured([point]), self._original.network.count.macs
+        found = f", {measure.title} {measure.text(0)}" if measure is not None else ""
+        left = f"{point.macs / macs:.1%} of the MACs" if point.macs and macs else ""
+        self._listener.note(f"{done}/{total} {point.name}: {left or f'{point.params:,} parameters'}{found}")

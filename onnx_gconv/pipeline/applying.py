@@ -1,0 +1,85 @@
+"""`mask` and `apply`: a plan carried out on a model, which may have been tuned elsewhere in between."""
+
+from dataclasses import replace
+from typing import Unpack
+
+from onnx_gconv.errors import PlanError
+from onnx_gconv.listener import SILENT, Listener
+from onnx_gconv.model.shapes import ShapeLike
+from onnx_gconv.pipeline.original import ModelLike, open_original
+from onnx_gconv.pipeline.recovering import open_samples, recovered
+from onnx_gconv.pipeline.rewriting import Rewritten, rewrite
+from onnx_gconv.pipeline.settings import ApplyWishes, PathLike, as_path, settings_of
+from onnx_gconv.plans import Plan, read_plan
+from onnx_gconv.rewrite import mask as masking
+from onnx_gconv.rewrite.mask import dropped_share
+from onnx_gconv.rewrite.match import match
+
+PlanLike = Plan | PathLike
+
+
+def plan_of(given: PlanLike) -> Plan:
+    """Return a plan, or the one in a file."""
+    return given if isinstance(given, Plan) else read_plan(as_path(given))
+
+
+def mask(
+    model: ModelLike,
+    plan: PlanLike,
+    *,
+    verify: bool = True,
+    seed: int = 0,
+    input_shape: ShapeLike = (),
+    listener: Listener = SILENT,
+) -> Rewritten:
+    """Return the dense model with the weights that the plan drops at zero and every name kept: for training anywhere.
+
+    The grouped model is made and compared with it as well, so that what is trained can be grouped afterwards.
+    """
+    decided, original = plan_of(plan), open_original(model, input_shape)
+    matched = match(original.model, decided)
+    dropped = dropped_share(original.model, matched)
+    checked = rewrite(original, original.model, matched, seed=seed, is_verified=verify, dropped=dropped, listener=listener)
+    if original.sha256 != decided.source_sha256:
+        listener.warn(f"{original.name} is not the model that was planned; its layers have the same names and shapes")
+    return replace(checked, model=masking.mask(original.model, matched))
+
+
+def apply(
+    model: ModelLike,
+    plan: PlanLike,
+    *,
+    allow_drop: bool = False,
+    listener: Listener = SILENT,
+    **wishes: Unpack[ApplyWishes],
+) -> Rewritten:
+    """Return the model grouped as the plan says; `model` is the original, the masked one, or one that was tuned masked.
+
+    `dropped` says how much weight that took away: exactly 0 for a masked model. A model that is not the original and would
+    lose weight all the same was tuned without its masks held; it is refused unless `allow_drop`. With `calib` the weights that
+    are left are fitted to what `model` does on these samples, so it must be the original.
+    """
+    settings = settings_of("apply", wishes, ApplyWishes)
+    decided, original = plan_of(plan), open_original(model, settings.input_shape)
+    matched = match(original.model, decided)
+    dropped = dropped_share(original.model, matched)
+    if dropped > 0 and not allow_drop and original.sha256 != decided.source_sha256:
+        raise PlanError(
+            f"{original.name} is not the model that was planned, and has {100 * dropped:.6g}% of the planned layers' weight "
+            "(sum of absolute values) where the plan drops it.",
+            hint="if it was tuned, tune it again with the zeros of the masked model held; --allow-drop drops that weight",
+        )
+    samples, weights, recovery = open_samples(original, settings), original.model, None
+    if samples is not None:
+        weights, recovery = recovered(original, matched, samples, settings, listener)
+    return rewrite(
+        original,
+        weights,
+        matched,
+        seed=settings.seed,
+        is_verified=settings.verify,
+        lowering=settings.lowering,
+        dropped=dropped,
+        recovery=recovery,
+        listener=listener,
+    )

@@ -1,0 +1,102 @@
+"""`compress`: the whole main job. `plan`: its first half."""
+
+from typing import Unpack
+
+from onnx_gconv.data.open import open_data
+from onnx_gconv.evaluation import evaluate
+from onnx_gconv.listener import SILENT, Listener
+from onnx_gconv.pipeline.extras import require_torch
+from onnx_gconv.pipeline.facts import Facts, measure
+from onnx_gconv.pipeline.in_time import Chooser
+from onnx_gconv.pipeline.original import ModelLike, Original, open_original, tell_counts
+from onnx_gconv.pipeline.planning import Planned, feasible_plans
+from onnx_gconv.pipeline.recovering import guide_of, open_samples, recovered
+from onnx_gconv.pipeline.result import Result, sizes
+from onnx_gconv.pipeline.rewriting import rewrite
+from onnx_gconv.pipeline.settings import CompressWishes, PlanWishes, Settings, settings_of
+from onnx_gconv.pipeline.stopwatch import Stopwatch
+from onnx_gconv.recover.calibration import Calibration
+from onnx_gconv.rewrite.match import match
+
+
+def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[CompressWishes]) -> Result:
+    """Return the model compressed to a budget: planned, recovered if there is `calib`, grouped and verified.
+
+        result = onnx_gconv.compress("model.onnx", max_flops=0.5, calib="images.npz", eval="test.npz")
+        print(result.evaluation.reference_top1, result.evaluation.top1)
+        result.save("small.onnx")
+
+    `model` is a path or an `onnx.ModelProto`, which is left as it is. A budget is a share (0.5 or "50%") of the model before or an
+    amount (300e6 or "300M"). Data is an .npz file, a folder of images, "package.module:function", a dict of arrays by input
+    name, one array, or an iterable of batches. Without `calib` no weight is fitted, and accuracy is most likely lost.
+    """
+    settings = settings_of("compress", wishes, CompressWishes)
+    settings.require_goal()
+    watch = Stopwatch()
+    with watch("read"):
+        original, samples = _opened(model, settings, listener)
+        judging = None if settings.eval is None else open_data(settings.eval, original.model, preprocessing=settings.preprocessing)
+    facts = _facts(original, settings, samples, listener, watch)
+    guide = guide_of(original, settings, samples, listener)
+    candidate = Chooser(original, settings, facts, listener, watch).first_in_time(guide)
+    plan, weights, recovery = candidate.plan, original.model, None
+    matched = match(original.model, plan)
+    if samples is not None:
+        with watch("recover"):
+            weights, recovery = recovered(original, matched, samples, settings, listener)
+    with watch("rewrite_and_verify"):
+        rewritten = rewrite(
+            original,
+            weights,
+            matched,
+            seed=settings.seed,
+            is_verified=settings.verify,
+            lowering=settings.lowering,
+            recovery=recovery,
+            listener=listener,
+        )
+        before, after = sizes(original, rewritten, plan)
+    evaluation = None
+    if judging is not None:
+        with watch("evaluate"):
+            progress = listener.phase("evaluating")
+            evaluation = evaluate(rewritten.model, judging, reference=original.model, on_progress=progress)
+    return Result(original, candidate, rewritten, evaluation, before, after, watch.seconds)
+
+
+def plan(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[PlanWishes]) -> Planned:
+    """Return the decision alone: which Convs get how many groups, which channels go together, and how good that is.
+
+        planned = onnx_gconv.plan("model.onnx", max_flops=0.5)
+        planned.save("plan.json")
+        onnx_gconv.apply("model.onnx", planned.plan).save("small.onnx")
+
+    The same wishes as for `compress`, but for those that say how a model is written and judged. With `refine_steps` the model
+    is fine-tuned on `refine_data` on the way down to the budget, and `planned.refined` has the weights that the plan was chosen by.
+    """
+    settings = settings_of("plan", wishes, PlanWishes)
+    settings.require_goal()
+    if settings.refine_steps is not None:
+        require_torch("--refine-steps")
+    watch = Stopwatch()
+    original, samples = _opened(model, settings, listener)
+    facts = _facts(original, settings, samples, listener, watch)
+    if settings.refine_steps is not None:
+        from onnx_gconv.pipeline.refining import refine  # which imports PyTorch
+
+        return refine(original, settings, facts, listener)
+    guide = guide_of(original, settings, samples, listener)
+    return next(feasible_plans(original, settings, facts, guide=guide, listener=listener, watch=watch))
+
+
+def _opened(model: ModelLike, settings: Settings, listener: Listener) -> tuple[Original, Calibration | None]:
+    if settings.criterion == "taylor":
+        require_torch("--criterion taylor")
+    original = open_original(model, settings.input_shape)
+    tell_counts(original, listener)
+    return original, open_samples(original, settings)
+
+
+def _facts(original: Original, settings: Settings, samples: Calibration | None, listener: Listener, watch: Stopwatch) -> Facts:
+    with watch("measure"):
+        return measure(original, settings, samples, listener)

@@ -1,0 +1,61 @@
+"""What was measured before a plan is made; what the user wants is in the settings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_gconv.listener import Listener
+from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.settings import Settings, as_path
+from onnx_gconv.plans import Plan
+from onnx_gconv.recover.activation import input_strengths
+from onnx_gconv.recover.calibration import Calibration
+from onnx_gconv.search.latency import LayerLatencies
+from onnx_gconv.search.target import TargetName
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The device that a plan is for, and what is known of the layers by measurement."""
+
+    target: TargetName = "generic"
+    # By layer, for the criteria that need data: activation, the strength of each input; taylor, the importance of each kernel.
+    importances: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    times: LayerLatencies | None = None  # for a budget in milliseconds
+    gathers_ms: Callable[[Plan], float] | None = None  # what the Gathers take that a plan needs; there whenever `times` are
+
+
+def measure(original: Original, settings: Settings, samples: Calibration | None, listener: Listener) -> Facts:
+    """Return the facts that the settings need: read from a table, or measured now."""
+    target = settings.target or "generic"
+    importances = _importances(original, settings, samples, listener)
+    if settings.timing is None and settings.max_latency is None:
+        return Facts(target, importances)
+    from onnx_gconv.pipeline.sweeping import read_times, sweep_here, target_of  # the runners, which few jobs need
+
+    timed = sweep_here(original, listener) if settings.timing is None else read_times(original, as_path(settings.timing))
+    return Facts(settings.target or target_of(timed.latencies.runner), importances, timed.latencies, timed.gathers_ms)
+
+
+def _importances(
+    original: Original, settings: Settings, samples: Calibration | None, listener: Listener
+) -> Mapping[str, NDArray[np.float64]]:
+    layers = original.network.layers
+    if samples is None or not layers:
+        return {}
+    if settings.criterion == "activation":
+        return input_strengths(original.model, layers, samples.feeds(), jobs=settings.jobs)
+    if settings.criterion == "taylor":
+        from onnx_gconv.torch.taylor import kernel_moves
+
+        return kernel_moves(
+            original.model,
+            layers,
+            samples.feeds(),
+            shapes=original.given_shapes,
+            seed=settings.seed,
+            on_batch=listener.phase("gradients"),
+        )
+    return {}

@@ -1,0 +1,162 @@
+"""`finetune`: a pruned model trained in PyTorch, its masks held."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+import onnx
+
+from onnx_gconv.data.batch import Data
+from onnx_gconv.data.open import DataLike, open_data
+from onnx_gconv.errors import DataError, TrainingError
+from onnx_gconv.listener import SILENT, Listener
+from onnx_gconv.model.file import save_atomically
+from onnx_gconv.pipeline.applying import PlanLike, plan_of
+from onnx_gconv.pipeline.original import ModelLike, Original, open_original
+from onnx_gconv.pipeline.recovering import open_samples, recovered
+from onnx_gconv.pipeline.settings import ApplyWishes, Learning, PathLike, Settings, as_path, settings_of
+from onnx_gconv.rewrite.mask import dropped_share, mask
+from onnx_gconv.rewrite.match import Matched, match
+from onnx_gconv.torch.finetuning import Task, Tuned, metrics_beside
+from onnx_gconv.torch.finetuning import finetune as train
+from onnx_gconv.torch.team import assembled
+from onnx_gconv.torch.training import Record, TrainingSettings
+from onnx_gconv.verification import require_same_interface
+
+
+@dataclass(frozen=True, eq=False)
+class Finetuned:
+    """The tuned model, masked still; its files, none in a process that is not the first of its team."""
+
+    tuned: Tuned
+    files: tuple[Path, ...]
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        return self.tuned.model
+
+
+def finetune(
+    model: ModelLike,
+    plan: PlanLike,
+    data: DataLike,
+    output: PathLike,
+    *,
+    learning: Learning | None = None,
+    teacher: ModelLike | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    listener: Listener = SILENT,
+    **wishes: Unpack[ApplyWishes],
+) -> Finetuned:
+    """Train the pruned model while the weights that the plan drops stay zero; write it to `output`, ready for `apply`.
+
+    `model` is the original (then its weights are masked, and with `calib` fitted first) or a masked one. With labels it learns
+    from them, without from the outputs of the dense model. A checkpoint and metrics.jsonl lie beside `output` after every
+    epoch; `resume` goes on from there. Ctrl-C ends it early and keeps the best so far. Needs PyTorch.
+    """
+    settings = settings_of("finetune", wishes, ApplyWishes)
+    result = as_path(output)
+    with assembled(device) as team:
+        story = listener if team.is_first else SILENT  # one process talks for all
+        original, decided = open_original(model, settings.input_shape), plan_of(plan)
+        matched = match(original.model, decided)
+        samples = open_data(data, original.model, preprocessing=settings.preprocessing)
+        how = training_settings(learning or {}, samples, seed=settings.seed)
+        dense = _teacher(original, matched, teacher) if how.distill > 0 else None
+        is_fitted_to_all = how.val_split > 0 and _is_same(settings.calib, data)
+        start = _start(original, matched, settings, story, is_fitted_to_all=is_fitted_to_all)
+        tuned = train(
+            Task(start, decided, dense, samples, original.given_shapes),
+            how,
+            team,
+            output=result,
+            resume=resume,
+            on_step=story.phase("tuning"),
+            on_epoch=lambda record: _tell(record, how, story, has_labels=samples.has_labels),
+        )
+        if not team.is_first:
+            return Finetuned(tuned, ())
+        files = save_atomically(tuned.model, result, external_data=bool(original.data_files))
+        return Finetuned(tuned, (*files, metrics_beside(result)))
+
+
+def training_settings(learning: Learning, data: Data, *, seed: int) -> TrainingSettings:
+    """Return how to train on this data, what is not said by default."""
+    distill = learning.get("distill")
+    if distill is None:
+        distill = 0.0 if data.has_labels else 1.0
+    if distill < 1 and not data.has_labels:
+        raise DataError(
+            f"'{data.name}' has no labels, so --distill {distill:g} has nothing to take the rest of the loss from.",
+            hint="--distill 1, or data with labels",
+        )
+    augment = learning.get("augment", ())
+    return TrainingSettings(
+        epochs=learning.get("epochs", 10),
+        lr=learning.get("lr", 0.05),
+        batch_size=learning.get("batch_size", 128),
+        schedule=learning.get("schedule", "cosine"),
+        distill=distill,
+        crop="crop" in augment,
+        flip="flip" in augment,
+        amp=learning.get("amp", False),
+        seed=seed,
+        freeze_bn=learning.get("freeze_bn", False),
+        val_split=learning.get("val_split", 0.1),
+    )
+
+
+def _is_same(one: DataLike | None, other: DataLike) -> bool:
+    """Return whether both name, or are, the same data."""
+    return one is other or (isinstance(one, str) and isinstance(other, str) and one == other)
+
+
+def _start(
+    original: Original, matched: Matched, settings: Settings, listener: Listener, *, is_fitted_to_all: bool
+) -> onnx.ModelProto:
+    """Return the masked model that the training starts from, its weights recovered first if there is --calib."""
+    samples = open_samples(original, settings)
+    if samples is None:
+        return mask(original.model, matched)
+    if _is_masked(original, matched):
+        raise TrainingError(
+            f"{original.name} is masked already, so --calib cannot fit it to what the dense model does.",
+            hint="give the dense model as MODEL, or leave out --calib",
+        )
+    start, recovery = recovered(original, matched, samples, settings, listener)
+    if is_fitted_to_all:
+        listener.warn("the start was fitted to the samples held back, too, so its validation figures flatter it")
+    listener.note(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
+    return start
+
+
+def _teacher(original: Original, matched: Matched, given: ModelLike | None) -> onnx.ModelProto:
+    """Return the dense model to learn from."""
+    if given is not None:
+        teacher = open_original(given).model
+        require_same_interface(original.model, teacher)
+        return teacher
+    if _is_masked(original, matched):
+        raise TrainingError(
+            f"{original.name} is masked already, so it cannot teach what the dense model knew.",
+            hint="name the dense model with --teacher, or learn from labels alone with --distill 0",
+        )
+    return original.model
+
+
+def _is_masked(original: Original, matched: Matched) -> bool:
+    return bool(matched) and dropped_share(original.model, matched) == 0
+
+
+def _tell(record: Record, how: TrainingSettings, listener: Listener, *, has_labels: bool) -> None:
+    parts = []
+    if record.train_loss is not None:
+        parts.append(f"loss {record.train_loss:.4f}")
+    if record.validation_loss is not None:
+        parts.append(f"validation loss {record.validation_loss:.4f}")
+    if record.validation_accuracy is not None:
+        parts.append(f"{'accuracy' if has_labels else 'agreement with the dense model'} {record.validation_accuracy:.2%}")
+    if parts:  # nothing is known of the start where nothing is held back
+        head = f"epoch {record.epoch}/{how.epochs}" if record.epoch else "start"
+        listener.note(f"{head}: {', '.join(parts)} ({record.seconds:.0f} s)")

@@ -1,0 +1,158 @@
+"""The first plan that is as fast as it must be: not slower than the model, and within a budget of time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnx_gconv.errors import BudgetError, LatencyError
+from onnx_gconv.listener import Listener
+from onnx_gconv.pipeline.facts import Facts
+from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.planning import Planned, feasible_plans, plan_within, without
+from onnx_gconv.pipeline.settings import Settings
+from onnx_gconv.pipeline.stopwatch import Stopwatch
+from onnx_gconv.pipeline.trial import Guide
+from onnx_gconv.plans import Plan
+from onnx_gconv.rewrite.group import carry_out, placement_of
+from onnx_gconv.rewrite.match import match
+from onnx_gconv.runtime import random_feeds
+from onnx_gconv.search.budget import Budget
+from onnx_gconv.timing import Latency, compare_latency
+
+MORE_TRIES = 3  # with a tighter budget, when a model takes longer than predicted
+SECONDS = 2.0  # of timing; twice as long where a budget depends on it
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A plan, and what it takes on this CPU where that was measured."""
+
+    planned: Planned
+    latency: Latency | None
+
+    @property
+    def plan(self) -> Plan:
+        return self.planned.plan
+
+    @property
+    def ratio(self) -> float:
+        """The measured share of the dense time; below any limit where nothing is measured."""
+        return self.latency.ratio if self.latency is not None else 0.0
+
+    @property
+    def limit(self) -> float:
+        """The share of the dense time that the budget allows; being no slower is always asked."""
+        allowed, prediction = self.plan.budget.get("max_latency_ms"), self.planned.prediction
+        return min(1.0, allowed / prediction.before_ms) if allowed is not None and prediction is not None else 1.0
+
+    @property
+    def is_in_time(self) -> bool:
+        return self.ratio <= self.limit
+
+
+class Chooser:
+    """All that the candidates for one model have in common."""
+
+    def __init__(self, original: Original, settings: Settings, facts: Facts, listener: Listener, watch: Stopwatch) -> None:
+        self._original, self._settings, self._facts = original, settings, facts
+        self._listener, self._watch = listener, watch
+
+    def first_in_time(self, guide: Guide | None) -> Candidate:
+        """Return the first plan that is as fast as it must be; for a target that is not measured here, the first plan."""
+        listener = self._listener
+        slow: list[Candidate] = []
+        plans = feasible_plans(self._original, self._settings, self._facts, guide=guide, listener=listener, watch=self._watch)
+        for planned in plans:
+            candidate = self._tightened(self._timed(planned))
+            if candidate.is_in_time:
+                return candidate
+            slow.append(candidate)
+        best = min(slow, key=lambda candidate: candidate.ratio)
+        for thinner in self._thinned(best):
+            less = len(best.plan.layers) - len(thinner.plan.layers)
+            listener.note(f"{best.ratio:.0%} of the dense time: {less} layers back to dense")
+            candidate = self._timed(thinner)
+            if candidate.is_in_time:
+                return candidate
+        if self._settings.force:
+            listener.warn(f"{best.ratio:.2f} of the dense time, over {best.limit:.2f}, and written because of --force")
+            return best
+        raise _too_slow(best)
+
+    def _tightened(self, candidate: Candidate) -> Candidate:
+        """Return the candidate; or, should it take longer than its budget, the first of ever tighter ones that does not.
+
+        Where a tighter budget cannot be met, the candidate is what it is: the next way of Gathers has its turn.
+        """
+        planned = candidate.planned
+        asked = dict(planned.plan.budget)
+        limit_ms = asked.pop("max_latency_ms", None)
+        if limit_ms is None:
+            return candidate
+        counted = Budget(**{name: int(value) for name, value in asked.items()})
+        for _ in range(MORE_TRIES):
+            if candidate.is_in_time:
+                break
+            limit_ms *= 0.995 * candidate.limit / candidate.ratio
+            self._listener.note(
+                f"{candidate.ratio:.1%} of the dense time, over the {candidate.limit:.1%} asked: once more, tighter"
+            )
+            try:
+                tighter = plan_within(planned.solved, replace(counted, max_latency_ms=limit_ms))
+            except BudgetError as error:
+                self._listener.detail(f"with --gathers {planned.plan.gathers}, tighter: {error}")
+                break
+            # The plan says what the user asked for, not what we asked of the search.
+            candidate = self._timed(replace(tighter, plan=replace(tighter.plan, budget=planned.plan.budget)))
+        return candidate
+
+    def _timed(self, planned: Planned) -> Candidate:
+        """Return the plan with its time on this CPU, if this CPU is what it is for."""
+        original, settings, times = self._original, self._settings, self._facts.times
+        is_here = self._facts.target == "ort-cpu" and (times is None or times.host is None)
+        if not is_here or not settings.verify:  # a model that ONNX Runtime cannot run cannot be timed either
+            return Candidate(planned, None)
+        with self._watch("measure"):
+            matched = match(original.model, planned.plan)
+            placement = placement_of(original.model, matched, shapes=original.network.shapes)
+            grouped = carry_out(original.model, matched, placement, lowering=settings.lowering)
+            feeds = random_feeds(original.model, original.network.input_shapes, np.random.default_rng(settings.seed))
+            latency = compare_latency(original.model, grouped, feeds, seconds=SECONDS if times is None else 2 * SECONDS)
+        self._listener.detail(f"with --gathers {planned.plan.gathers}: {latency.ratio:.3f} of the dense time")
+        return Candidate(planned, latency)
+
+    def _thinned(self, slow: Candidate) -> Iterator[Planned]:
+        """Yield the plan with ever more of its layers dense, those first that save least for what they read and write.
+
+        Only as far as the budget allows: it is a promise, too. A budget of time has chosen the layers by their time already.
+        """
+        plan, network = slow.plan, self._original.network
+        if "max_latency_ms" in plan.budget:
+            return
+        layers = {layer.name: layer for layer in network.layers}
+
+        def worth(name: str) -> float:
+            layer = layers[name]
+            return (layer.macs or 0) / max(1, layer.in_channels + layer.out_channels)
+
+        ranked = sorted((layer.name for layer in plan.layers), key=worth)
+        budget = Budget(**{name: int(value) for name, value in plan.budget.items()})
+        for share in (4, 2):
+            thinner = without(plan, network, set(ranked[: len(ranked) // share]), "it is no faster grouped on this CPU")
+            fewer = 0 < len(thinner.layers) < len(plan.layers)
+            if fewer and budget.allows(thinner.after.params, thinner.after.macs):
+                yield replace(slow.planned, plan=thinner, search=None)
+
+
+def _too_slow(best: Candidate) -> LatencyError:
+    if best.limit < 1:
+        return LatencyError(
+            f"the model takes {best.ratio:.1%} of the dense time on this CPU, over the {best.limit:.1%} asked, though the times in "
+            "the table promise less.",
+            hint="make the table again with `bench --sweep`; --force writes all the same",
+        )
+    return LatencyError(
+        f"grouping makes this model no faster on this CPU: {best.ratio:.2f} of the dense time at best, within the budget.",
+        hint="a looser budget, or fewer layers with --include; --force writes all the same",
+    )

@@ -1,0 +1,72 @@
+"""The model that a job starts from: as the user gave it, with what can be read off it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+
+from onnx_gconv.listener import Listener
+from onnx_gconv.model.file import digest_of, load_with_data_files, require_complete, sha256
+from onnx_gconv.model.network import Network, read
+from onnx_gconv.model.shapes import Shape, ShapeLike, given_shapes, has_dynamic_axes, input_shapes
+from onnx_gconv.runtime import installation_conflict, observe_shapes
+
+ModelLike = str | os.PathLike[str] | onnx.ModelProto
+
+
+@dataclass(frozen=True, eq=False)
+class Original:
+    """A model, the file it came from, the files beside that with its weights, and the input shapes that the user fixes."""
+
+    model: onnx.ModelProto
+    path: Path | None  # None for a model that came in memory
+    data_files: tuple[Path, ...]
+    given_shapes: dict[str, Shape]
+
+    @property
+    def name(self) -> str:
+        return "the model" if self.path is None else f"'{self.path}'"
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the file, of its data files nothing; of a model in memory that of its bytes."""
+        return digest_of(self.model) if self.path is None else sha256(self.path)
+
+    @cached_property
+    def network(self) -> Network:
+        """Its layers, shapes and counts."""
+        return read(self.model, input_shapes(self.model, self.given_shapes), observe=observe_shapes)
+
+    @property
+    def bytes_on_disk(self) -> int:
+        files = () if self.path is None else (self.path, *self.data_files)
+        return sum(path.stat().st_size for path in files) or self.model.ByteSize()
+
+
+def open_original(model: ModelLike, input_shape: ShapeLike = ()) -> Original:
+    """Return the model of a file, or one in memory, which nobody will change."""
+    if isinstance(model, onnx.ModelProto):
+        require_complete(model)
+        return Original(model, None, (), given_shapes(input_shape, model))
+    path = Path(os.fspath(model))
+    loaded, data_files = load_with_data_files(path)
+    return Original(loaded, path, data_files, given_shapes(input_shape, loaded))
+
+
+def tell_counts(original: Original, listener: Listener) -> None:
+    """Tell what the counts rest on, and what may spoil a measurement."""
+    conflict = installation_conflict()
+    if conflict:
+        listener.warn(conflict)
+    if has_dynamic_axes(original.model, original.given_shapes):
+        listener.note(f"note: MACs are counted at {shapes_text(original.network.input_shapes)}; --input-shape sets another size")
+    if original.network.count.macs is None:
+        listener.warn("the MACs of some nodes are not known: neither shape inference nor a run settles their shapes")
+
+
+def shapes_text(shapes: Mapping[str, Shape]) -> str:
+    """Return shapes by input name as the user would write them."""
+    return ", ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())

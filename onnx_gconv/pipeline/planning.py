@@ -1,0 +1,388 @@
+"""From a model to a plan: solve every layer, search the numbers of groups, write down the decision."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from onnx_gconv.errors import BudgetError, ModelError
+from onnx_gconv.files import write_text
+from onnx_gconv.listener import Listener, OnProgress
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.network import Layer, Network
+from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, option_table
+from onnx_gconv.pipeline.coupling import solve_jointly
+from onnx_gconv.pipeline.facts import Facts
+from onnx_gconv.pipeline.importances import layer_importance
+from onnx_gconv.pipeline.original import ModelLike, Original, open_original
+from onnx_gconv.pipeline.rewriting import Rewritten
+from onnx_gconv.pipeline.settings import GathersName, PathLike, Settings, as_path
+from onnx_gconv.pipeline.solving import Groupings, solve_all
+from onnx_gconv.pipeline.stopwatch import Stopwatch
+from onnx_gconv.pipeline.trial import Costs, Guide, best_by_trial
+from onnx_gconv.plans import Plan, PlannedLayer, SkippedConv, Totals
+from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.exact import SearchResult, search_exact
+from onnx_gconv.search.latency import Prediction
+from onnx_gconv.search.local import search_local
+from onnx_gconv.search.table import Table
+from onnx_gconv.solve.bound import kept_bound
+from onnx_gconv.solve.grouping import Grouping
+
+SEARCHES_FOR_GATHERS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """A model solved for every number of groups that a plan may choose: all that a search for any budget needs."""
+
+    network: Network
+    sha256: str
+    settings: Settings
+    facts: Facts
+    gathers: GathersName
+    skipped: Reasons
+    rule: dict[str, int] | None  # the choice, where a rule makes it
+    table: Table | None  # what to search on, where none does
+    groupings: Groupings
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a search asks a guide what each layer costs alone."""
+        cost = self.settings.cost_name
+        is_asked = cost == "sensitivity" or (cost == "trial" and self.settings.effort >= 1)
+        return self.table is not None and is_asked
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A plan, how good the search found it to be, and how long it should take on the device that was timed."""
+
+    plan: Plan
+    search: SearchResult | None  # None where a rule chose
+    prediction: Prediction | None  # None where no times are given
+    solved: Solved = field(repr=False)
+    refined: Rewritten | None = field(default=None, repr=False)  # the weights it was chosen by, masked, if they were tuned
+
+    def bounds(self, model: ModelLike) -> dict[str, float]:
+        """Return, by planned layer of this model, the most that any grouping into its number of groups could keep."""
+        constants, solved = Constants(open_original(model).model), self.solved
+        layers = {layer.name: layer for layer in solved.network.layers}
+        found = {}
+        for planned in self.plan.layers:
+            layer = layers[planned.name]
+            matrix = layer_importance(constants, layer, solved.settings.criterion, solved.facts)
+            found[planned.name] = kept_bound(matrix, planned.groups, existing=layer.groups)
+        return found
+
+    def save(self, path: PathLike) -> None:
+        """Write the plan file."""
+        write_text(as_path(path), self.plan.to_json())
+
+
+def ways_of_gathers(settings: Settings, facts: Facts) -> tuple[GathersName, ...]:
+    """Return the ways of Gathers to try: the one that is asked for, or, where the target's time counts, the fastest first."""
+    if settings.gathers is not None:
+        return (settings.gathers,)
+    return ("free",) if facts.target == "generic" else ("none", "shared", "free")
+
+
+def feasible_plans(
+    original: Original,
+    settings: Settings,
+    facts: Facts,
+    *,
+    guide: Guide | None,
+    listener: Listener,
+    watch: Stopwatch,
+    least_groups: Mapping[str, int] | None = None,
+) -> Iterator[Planned]:
+    """Yield the plan of each way of Gathers that has one; if none has, fail as the last one did, which asks least.
+
+    Under a budget of time all ways compete, since each one's time is predicted: the one of least cost comes first. Of
+    `least_groups`, the groups of an earlier plan, no layer gets fewer.
+    """
+
+    def plans() -> Iterator[Planned]:
+        failure: BudgetError | ModelError | None = None
+        found = 0
+        for gathers in ways_of_gathers(settings, facts):
+            try:
+                planned = make_plan(
+                    original,
+                    settings,
+                    facts,
+                    gathers=gathers,
+                    guide=guide,
+                    listener=listener,
+                    watch=watch,
+                    least_groups=least_groups or {},
+                )
+            except (BudgetError, ModelError) as error:
+                listener.detail(f"with --gathers {gathers}: {error}")
+                failure = error
+                continue
+            found += 1
+            yield planned
+        if failure is not None and not found:
+            raise failure
+
+    if settings.max_latency is not None:
+        yield from sorted(plans(), key=lambda planned: planned.search.cost if planned.search is not None else 0.0)
+    else:
+        yield from plans()
+
+
+def make_plan(
+    original: Original,
+    settings: Settings,
+    facts: Facts,
+    *,
+    gathers: GathersName,
+    guide: Guide | None,
+    listener: Listener,
+    watch: Stopwatch,
+    least_groups: Mapping[str, int],
+) -> Planned:
+    """Return the plan for a model, or refuse with what is feasible."""
+    budget = resolve_budget(settings, facts, original.network)
+    with watch("solve"):
+        solved = solve(original, settings, facts, gathers=gathers, progress=listener.phase("solving"))
+    if least_groups and solved.table is not None:
+        solved = replace(solved, table=solved.table.from_groups(least_groups))
+    with watch("search"):
+        return plan_guided(solved, budget, guide)
+
+
+def solve(original: Original, settings: Settings, facts: Facts, *, gathers: GathersName, progress: OnProgress) -> Solved:
+    """Return the model solved: for the groups of a rule, or for all that a search may choose."""
+    network = original.network
+    skipped, allowed, rule = decide_candidates(network, settings, facts)
+    if gathers == "free":
+        wanted: dict[str, Sequence[int]] = {name: [g] for name, g in rule.items()} if rule is not None else wanted_numbers(allowed)
+        layers = [layer for layer in network.layers if layer.name in wanted]
+        groupings = solve_all(original.model, layers, wanted, settings, facts, progress=progress)
+    else:
+        allowed, groupings, rule = _solve_shared(original, allowed, settings, facts, gathers, skipped, progress)
+    table = option_table(network, allowed, groupings, settings, facts, skipped) if rule is None else None
+    return Solved(network, original.sha256, settings, facts, gathers, skipped, rule, table, groupings)
+
+
+def _solve_shared(
+    original: Original,
+    allowed: Candidates,
+    settings: Settings,
+    facts: Facts,
+    gathers: GathersName,
+    skipped: Reasons,
+    progress: OnProgress,
+) -> tuple[Candidates, Groupings, dict[str, int] | None]:
+    """Return the candidates and groupings of shared partitions; a rule then chooses among the numbers of groups that they have."""
+    joint, groupings = solve_jointly(original, allowed, settings, facts, gathers=gathers, skipped=skipped, progress=progress)
+    for name in allowed.keys() - joint.keys():
+        skipped.setdefault(name, "it shares channels with Convs that no common number of groups fits")
+    rule = by_rule(original.network.layers, joint, settings, skipped)
+    if not joint or rule == {}:
+        raise _nothing_to_group(skipped.values(), "no Conv would be grouped", "use --gathers free, which couples no layers")
+    return joint, groupings, rule
+
+
+def wanted_numbers(allowed: Candidates) -> dict[str, Sequence[int]]:
+    """Return what a search needs solved: every candidate but the layer as it is."""
+    return {name: numbers[1:] for name, numbers in allowed.items()}
+
+
+def decide_candidates(network: Network, settings: Settings, facts: Facts) -> tuple[Reasons, Candidates, dict[str, int] | None]:
+    """Return who is skipped and why, the candidates of the others, and a rule's choice; refuse where nothing could be grouped."""
+    hint = "`onnx-gconv inspect` lists every Conv, its legal numbers of groups, and why one is skipped"
+    skipped: Reasons = {conv.name: conv.reason for conv in network.skipped}
+    if not network.layers:
+        if not skipped:
+            raise ModelError("the model has no Conv.", hint=hint)
+        raise _nothing_to_group(skipped.values(), f"none of the model's {len(skipped)} Convs can be grouped", hint)
+    allowed = candidates(network.layers, settings, facts, skipped)
+    rule = by_rule(network.layers, allowed, settings, skipped)
+    if not allowed or rule == {}:
+        raise _nothing_to_group(skipped.values(), "no Conv would be grouped", hint)
+    return skipped, allowed, rule
+
+
+def _nothing_to_group(reasons: Collection[str], what: str, hint: str) -> ModelError:
+    distinct = list(dict.fromkeys(reasons))
+    more = f"; and other reasons ({len(distinct) - 3})" if len(distinct) > 3 else ""
+    return ModelError(f"{what}: {'; '.join(distinct[:3])}{more}.", hint=hint)
+
+
+def resolve_budget(settings: Settings, facts: Facts, network: Network) -> Budget:
+    """Return the budget in absolute numbers; shares are of the whole model before."""
+    count, limits = network.count, settings.limits
+    wholes = {"max_params": count.params, "max_macs": count.macs, "max_flops": count.flops}
+    resolved: dict[str, int] = {}
+    for name in limits.keys() & wholes.keys():
+        whole = wholes[name]
+        if whole is None:
+            raise BudgetError(
+                "the MACs of this model are not known: neither shape inference nor a run settles every shape.",
+                hint="give --input-shape, or budget parameters with --max-params",
+            )
+        resolved[name] = limits[name].of(whole)
+    latency = limits.get("max_latency_ms")
+    if latency is None:
+        return Budget(**resolved)
+    assert facts.times is not None, "a budget in milliseconds comes with measured times"
+    return Budget(**resolved, max_latency_ms=round(latency.value * (facts.times.dense_ms if latency.is_share else 1), 6))
+
+
+def plan_guided(solved: Solved, budget: Budget, guide: Guide | None) -> Planned:
+    """Return the plan by measured costs where the settings ask for them: of each layer grouped alone, or by trial."""
+    table, cost = solved.table, solved.settings.cost_name
+    if guide is None or table is None or cost not in ("sensitivity", "trial"):
+        return plan_within(solved, budget)
+
+    def search(costs: Costs) -> Planned:
+        return plan_within(replace(solved, table=table.priced(costs)), budget)
+
+    if cost == "sensitivity":
+        return search(guide.costs(solved.groupings, None))
+    return best_by_trial(guide, solved.groupings, search, effort=solved.settings.effort)
+
+
+def plan_within(solved: Solved, budget: Budget) -> Planned:
+    """Return the plan of least cost within the budget.
+
+    Which Gathers a choice needs is known only once it is made, so their time is no part of the search: it is set aside from
+    the budget, as much as the last choice needed, until a choice with its Gathers fits.
+    """
+    limit, aside_ms = budget.max_latency_ms, 0.0
+    for _ in range(SEARCHES_FOR_GATHERS):
+        planned = _plan_once(solved, budget, aside_ms)
+        prediction = planned.prediction
+        if limit is None or prediction is None or prediction.after_ms <= limit:
+            return planned
+        if solved.rule is not None:
+            raise _over_budget(f"take {prediction.after_ms:.4g} ms, over the budget of {limit:.4g} ms")
+        aside_ms = max(aside_ms + 1e-3 * limit, prediction.gathers_ms)
+        if aside_ms >= limit:
+            break
+    raise BudgetError(
+        f"the budget cannot be met: {limit:.4g} ms is asked, and the Gathers alone take {aside_ms:.4g} ms.",
+        hint="--gathers none needs no Gathers, --gathers shared fewer",
+    )
+
+
+def _plan_once(solved: Solved, budget: Budget, aside_ms: float) -> Planned:
+    """Return the plan of least cost within the budget, of whose time a part is set aside."""
+    found, chosen, skipped = None, solved.rule, dict(solved.skipped)
+    if chosen is None:
+        assert solved.table is not None
+        limit = budget.max_latency_ms
+        left = budget if limit is None else replace(budget, max_latency_ms=limit - aside_ms)
+        found = _search(solved.table, left, solved.settings)
+        chosen = _chosen(solved, found.choice, skipped)
+    plan = _plan(solved, chosen, skipped, budget)
+    if not budget.allows(plan.after.params, plan.after.macs):
+        raise _over_budget(f"leave {plan.after.params:,} parameters and {plan.after.macs or 0:,} MACs, over the budget")
+    return Planned(plan, found, _predict(solved, plan), solved)
+
+
+def _over_budget(what: str) -> BudgetError:
+    return BudgetError(
+        f"the chosen groups {what}.",
+        hint="leave out --groups, --max-group-channels or --group-config and let the search meet the budget",
+    )
+
+
+def _predict(solved: Solved, plan: Plan) -> Prediction | None:
+    times, gathers_ms = solved.facts.times, solved.facts.gathers_ms
+    if times is None or gathers_ms is None:
+        return None
+    existing = {layer.name: layer.groups for layer in solved.network.layers}
+    saved = sum(times.saved_ms(layer.name, existing[layer.name], layer.groups) for layer in plan.layers)
+    moved = gathers_ms(plan)
+    return Prediction(times.runner, times.dense_ms, times.dense_ms - saved + moved, moved)
+
+
+def _search(table: Table, budget: Budget, settings: Settings) -> SearchResult:
+    if settings.search == "exact":
+        return search_exact(table, budget)
+    choice = search_local(table, budget)
+    return SearchResult(choice, table.cost(choice), float("-inf"))
+
+
+def _chosen(solved: Solved, choice: Sequence[int], skipped: Reasons) -> dict[str, int]:
+    assert solved.table is not None
+    existing = {layer.name: layer.groups for layer in solved.network.layers}
+    chosen = {}
+    for row, index in zip(solved.table.rows, choice, strict=True):
+        for name in row.names:
+            if row.options[index].groups > existing[name]:
+                chosen[name] = row.options[index].groups
+            else:
+                skipped[name] = "the budget is met without it"
+    return chosen
+
+
+def without(plan: Plan, network: Network, names: Collection[str], reason: str) -> Plan:
+    """Return the plan with these layers skipped, too."""
+    kept = {layer.name: layer for layer in plan.layers if layer.name not in names}
+    skipped = tuple(SkippedConv(layer.name, reason) for layer in plan.layers if layer.name in names)
+    return replace(plan, layers=tuple(kept.values()), skipped=(*plan.skipped, *skipped), after=_after(network, kept))
+
+
+def _plan(solved: Solved, chosen: Mapping[str, int], skipped: Reasons, budget: Budget) -> Plan:
+    network, settings = solved.network, solved.settings
+    planned = {
+        layer.name: _planned_layer(layer, solved.groupings[layer.name, chosen[layer.name]])
+        for layer in network.layers
+        if layer.name in chosen
+    }
+    return Plan(
+        source_sha256=solved.sha256,
+        criterion=settings.criterion,
+        solver=settings.solver,
+        search=settings.rule or settings.search,
+        seed=settings.seed,
+        budget=budget.as_dict(),
+        gathers=solved.gathers,
+        before=Totals(network.count.params, network.count.macs),
+        after=_after(network, planned),
+        layers=tuple(planned.values()),
+        skipped=tuple(SkippedConv(name, reason) for name, reason in skipped.items() if name not in chosen),
+    )
+
+
+def _planned_layer(layer: Layer, grouping: Grouping) -> PlannedLayer:
+    return PlannedLayer(
+        name=layer.name,
+        label=layer.label,
+        out_channels=layer.out_channels,
+        in_channels=layer.in_channels,
+        groups=grouping.groups,
+        kept=round(grouping.kept, 6),
+        in_order=tuple(grouping.in_order.tolist()),
+        out_order=tuple(grouping.out_order.tolist()),
+    )
+
+
+def _after(network: Network, planned: Mapping[str, PlannedLayer]) -> Totals:
+    """Return what the model costs with the planned groups.
+
+    A weight is stored once for each way it is grouped, a bias once for each order it is read in.
+    """
+    before: dict[str, int] = {}
+    after: dict[tuple[object, ...], int] = {}
+    macs_saved = 0
+    for layer in network.layers:
+        plan = planned.get(layer.name)
+        groups = layer.groups if plan is None else plan.groups
+        before[layer.weight] = layer.weights
+        after[layer.weight, layer.groups, groups] = layer.weights * layer.groups // groups
+        if layer.bias:
+            before[layer.bias] = after[layer.bias, _bias_order(plan)] = layer.out_channels
+            if layer.bias_elsewhere:
+                after[layer.bias, None] = layer.out_channels
+        macs_saved += (layer.macs or 0) - (layer.macs or 0) * layer.groups // groups
+    params = network.count.params - sum(before.values()) + sum(after.values())
+    return Totals(params, None if network.count.macs is None else network.count.macs - macs_saved)
+
+
+def _bias_order(plan: PlannedLayer | None) -> tuple[int, ...] | None:
+    return None if plan is None or plan.out_order == tuple(range(plan.out_channels)) else plan.out_order

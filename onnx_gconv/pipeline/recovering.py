@@ -1,0 +1,55 @@
+"""Calibration samples, and the weights that are left fitted to what the dense model does on them."""
+
+import onnx
+
+from onnx_gconv.data.open import open_data
+from onnx_gconv.listener import Listener
+from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.settings import Settings
+from onnx_gconv.recover.calibration import Calibration, calibration
+from onnx_gconv.recover.fitting import FitOptions
+from onnx_gconv.recover.guide import CalibratedGuide
+from onnx_gconv.recover.recovery import Recovery, recover
+from onnx_gconv.rewrite.match import Matched
+
+FEW_SAMPLES = 100
+
+
+def open_samples(original: Original, settings: Settings) -> Calibration | None:
+    """Return the samples that --calib names."""
+    if settings.calib is None:
+        return None
+    data = open_data(settings.calib, original.model, preprocessing=settings.preprocessing)
+    return calibration(data, original.model, settings.calib_samples)
+
+
+def guide_of(original: Original, settings: Settings, samples: Calibration | None, listener: Listener) -> CalibratedGuide | None:
+    """Return what measures costs on the calibration samples."""
+    if samples is None:
+        return None
+    progress = listener.phase("measuring")
+    return CalibratedGuide(original.model, samples, seed=settings.seed, jobs=settings.jobs, progress=progress)
+
+
+def recovered(
+    original: Original, matched: Matched, samples: Calibration, settings: Settings, listener: Listener
+) -> tuple[onnx.ModelProto, Recovery]:
+    """Return the masked model with its weights fitted, and what that brought."""
+    options = FitOptions(seed=settings.seed, jobs=settings.jobs)
+    model, recovery = recover(original.model, matched, samples, options=options, progress=listener.phase("recovering"))
+    if _is_one_sample(samples):
+        listener.warn("the first samples are all the same: weights fitted to such data are of no use for any other")
+    if recovery.samples < FEW_SAMPLES:
+        listener.warn(
+            f"fitted to only {recovery.samples} samples: the weights may suit these and no others. The output error cannot "
+            "tell; `evaluate` on other samples can"
+        )
+    return model, recovery
+
+
+def _is_one_sample(samples: Calibration) -> bool:
+    """Return whether the first batch holds the same sample again and again: a sign of data that went wrong."""
+    if not samples.is_shareable:
+        return False  # reading it once more may change what a function gives next
+    first = next(iter(samples.feeds()))
+    return all(len(values) > 1 and bool((values == values[:1]).all()) for values in first.values())

@@ -1,0 +1,175 @@
+"""What `compress` made: the model, its plan, and its report."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnx_gconv.errors import BudgetError, OutputError
+from onnx_gconv.evaluation import Evaluation
+from onnx_gconv.files import data_file, result_files, staged
+from onnx_gconv.model.file import save
+from onnx_gconv.model.network import read
+from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.pipeline.in_time import Candidate
+from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.rewriting import Rewritten
+from onnx_gconv.pipeline.settings import PathLike, as_path
+from onnx_gconv.plans import Plan
+from onnx_gconv.recover.recovery import Recovery
+from onnx_gconv.runtime import observe_shapes
+from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.latency import Prediction
+from onnx_gconv.timing import Latency
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large one model is, everything counted on the model itself."""
+
+    params: int
+    macs: int | None
+    bytes: int
+    nodes: int
+
+    def as_dict(self) -> dict[str, int | None]:
+        flops = None if self.macs is None else 2 * self.macs
+        return {"params": self.params, "macs": self.macs, "flops": flops, "bytes": self.bytes, "nodes": self.nodes}
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A compressed model, and how it came about.
+
+    `model` is the compressed model, `plan` the decision behind it, `report` all figures as report.json has them; `save` writes
+    the three. `evaluation` has the accuracy before and after, `recovery` what fitting the weights brought, `latency` the time
+    before and after where it was measured.
+    """
+
+    original: Original
+    candidate: Candidate
+    rewritten: Rewritten
+    evaluation: Evaluation | None
+    before: Size
+    after: Size
+    seconds: Mapping[str, float]
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        return self.rewritten.model
+
+    @property
+    def plan(self) -> Plan:
+        return self.candidate.plan
+
+    @property
+    def recovery(self) -> Recovery | None:
+        return self.rewritten.recovery
+
+    @property
+    def latency(self) -> Latency | None:
+        return self.candidate.latency
+
+    @property
+    def prediction(self) -> Prediction | None:
+        return self.candidate.planned.prediction
+
+    @property
+    def search(self) -> Mapping[str, float | None] | None:
+        """Cost of the choice, proven bound, and the gap between them; None where a rule chose."""
+        found = self.candidate.planned.search
+        return None if found is None else found.as_dict()
+
+    @property
+    def budget_met(self) -> bool:
+        """Whether the model keeps every limit of its budget; only `force` writes one that does not keep its time."""
+        limits = dict(self.plan.budget)
+        limits.pop("max_latency_ms", None)
+        counted = Budget(**{name: int(value) for name, value in limits.items()})
+        return counted.allows(self.after.params, self.after.macs) and self.candidate.is_in_time
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report as a dictionary; `output` is null until it is saved."""
+        return self._report(None, self.after)
+
+    def save(self, path: PathLike) -> list[Path]:
+        """Write the model, OUT.plan.json and OUT.report.json beside it, all or nothing, and return the files."""
+        output = as_path(path)
+        read_files = () if self.original.path is None else (self.original.path, *self.original.data_files)
+        files = result_files(output)
+        for file in (*files, data_file(output)):
+            if any(file.resolve() == other.resolve() for other in read_files):
+                raise OutputError(f"'{file}' is a file that the model is made from.", hint="choose another name")
+        plan_file, report_file = (file.name for file in files[1:])
+        with staged(output.parent) as staging:
+            size = save(self.model, staging / output.name, external_data=self.rewritten.has_external_data)
+            after = Size(self.after.params, self.after.macs, size, self.after.nodes)
+            report = json.dumps(self._report(output, after), indent=1, ensure_ascii=False) + "\n"
+            (staging / plan_file).write_text(self.plan.to_json(), encoding="utf-8")
+            (staging / report_file).write_text(report, encoding="utf-8")
+            names = (output.name, data_file(output).name, plan_file, report_file)
+            return [output.parent / name for name in names if (staging / name).exists()]  # most models have no data file
+
+    def _report(self, output: Path | None, after: Size) -> dict[str, Any]:
+        layers = {layer.name: layer for layer in self.original.network.layers}
+        rewritten = self.rewritten
+        naive, written = rewritten.gathers
+        parts = {
+            "verify": rewritten.verification,
+            "recovery": self.recovery,
+            "evaluation": self.evaluation,
+            "latency": self.latency,
+            "predicted_latency": self.prediction,
+        }
+        return {
+            "format": 1,
+            "model": None if self.original.path is None else str(self.original.path),
+            "output": None if output is None else str(output),
+            "before": self.before.as_dict(),
+            "after": after.as_dict(),
+            "budget": dict(self.plan.budget),
+            "budget_met": self.budget_met,
+            "search": self.search,
+            "layers": [
+                {
+                    "name": planned.name,
+                    "label": planned.label,
+                    "groups": planned.groups,
+                    "kept": planned.kept,
+                    "macs_before": layers[planned.name].macs,
+                    "macs_after": _grouped_macs(layers[planned.name].macs, layers[planned.name].groups, planned.groups),
+                }
+                for planned in self.plan.layers
+            ],
+            "skipped": [vars(conv) for conv in self.plan.skipped],
+            "gathers": {"naive": naive, "written": written, "remaining": list(rewritten.reasons)},
+            **{name: None if part is None else part.as_dict() for name, part in parts.items()},
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        }
+
+
+def sizes(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Size, Size]:
+    """Return the sizes before and after; refuse a result that counts more than the plan promised.
+
+    It may count a little less: a bias of equal numbers that several Convs share is not written anew for each.
+    """
+    before, model = original.network.count, rewritten.model
+    after = read(model, input_shapes(model, original.given_shapes), observe=observe_shapes).count
+    if after.params > plan.after.params or after.macs != plan.after.macs:
+        raise BudgetError(
+            f"the model that was made has {after.params:,} parameters and {after.macs or 0:,} MACs, but {plan.after.params:,} and "
+            f"{plan.after.macs or 0:,} were planned; nothing was written.",
+            hint="this is a bug of onnx-gconv: please report it with the model",
+        )
+    return (
+        Size(before.params, before.macs, original.bytes_on_disk, len(original.model.graph.node)),
+        Size(after.params, after.macs, model.ByteSize(), len(model.graph.node)),
+    )
+
+
+def _grouped_macs(macs: int | None, existing: int, groups: int) -> int | None:
+    return None if macs is None else macs * existing // groups
