@@ -16,14 +16,7 @@ import onnx
 import onnxruntime as ort
 from oneshot_alternatives import with_fresh_statistics
 
-from onnx_gconv.model.file import load
-from onnx_gconv.model.network import read
-from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.planning import plan_within, prepare, resolve_budget
-from onnx_gconv.pipeline.settings import Request
-from onnx_gconv.rewrite.mask import mask
-from onnx_gconv.runtime import observe_shapes
-from onnx_gconv.search.budget import parse_limit
+import onnx_gconv
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 WAYS = {
@@ -63,15 +56,12 @@ def main() -> None:
     print("| model | MACs | search | layers grouped | largest G | accuracy | with fresh BN statistics |")
     print("|---|---|---|---|---|---|---|")
     for name in args.models:
-        model = load(SHARED / "zoo" / f"{name}.onnx")
-        network = read(model, input_shapes(model, {}), observe=observe_shapes)
+        model = onnx.load(SHARED / "zoo" / f"{name}.onnx")
         print(f"| {name} | 100 % | | 0 | 1 | {accuracy(model, test, labels):.1%} | |", flush=True)
         for percent in args.budgets:
             for way, flags in WAYS.items():
-                request = Request(limits={"max_macs": parse_limit(f"{percent}%")}, jobs=2, **flags)
-                prepared, budget = prepare(model, network, request, lambda *_: None), resolve_budget(request, network)
-                plan = plan_within(prepared, budget, sha256="").plan
-                masked = mask(model, plan)
+                plan = onnx_gconv.plan(model, max_macs=f"{percent}%", jobs=2, **flags).plan
+                masked = onnx_gconv.mask(model, plan, verify=False).model
                 feeds = ({model.graph.input[0].name: batch} for batch in np.array_split(train, 10))
                 fresh = accuracy(with_fresh_statistics(masked, feeds), test, labels)
                 groups = max(layer.groups for layer in plan.layers)

@@ -6,14 +6,11 @@ python benchmarks/gathers.py [MODEL ...]      (default: the CIFAR-10 ResNets of 
 import argparse
 from pathlib import Path
 
+import onnx
+
+import onnx_gconv
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.file import load
-from onnx_gconv.model.network import layer_weight, read
-from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.planning import make_plan
-from onnx_gconv.pipeline.settings import Request
-from onnx_gconv.rewrite.group import placement_of
-from onnx_gconv.runtime import observe_shapes
+from onnx_gconv.model.network import layer_weight
 from onnx_gconv.solve.importance import importance
 
 ZOO = Path(__file__).resolve().parent.parent.parent / "shared" / "zoo"
@@ -25,19 +22,17 @@ def main() -> None:
     parser.add_argument("models", nargs="*", type=Path, default=MODELS)
     print("| model | G | free: kept, Gathers | shared | none |\n|---|---|---|---|---|")
     for path in parser.parse_args().models:
-        model = load(path)
-        network = read(model, input_shapes(model, {}), observe=observe_shapes)
-        constants = Constants(model)
+        model = onnx.load(path)
+        network, constants = onnx_gconv.inspect(model), Constants(model)
         weights = {layer.name: importance(layer_weight(constants, layer), "l2").sum() for layer in network.layers}
         for groups in (2, 4):
             cells = []
             for gathers in ("free", "shared", "none"):
-                request = Request(groups=groups, gathers=gathers)
-                plan = make_plan(model, network, request, sha256="", progress=lambda *_: None).plan
+                plan = onnx_gconv.plan(model, groups=groups, gathers=gathers).plan
                 kept = sum(layer.kept * weights[layer.name] for layer in plan.layers) / sum(
                     weights[layer.name] for layer in plan.layers
                 )
-                cells.append(f"{kept:.4f}, {len(placement_of(model, plan, shapes=network.shapes).gathers)}")
+                cells.append(f"{kept:.4f}, {onnx_gconv.apply(model, plan).gathers[1]}")
             print(f"| {path.stem} | {groups} | {' | '.join(cells)} |", flush=True)
 
 

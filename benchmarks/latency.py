@@ -7,23 +7,19 @@ Set OPENBLAS_NUM_THREADS=1, as the command line does for itself.
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 
-from onnx_gconv.model.file import load
-from onnx_gconv.model.network import read
-from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.planning import make_plan
-from onnx_gconv.pipeline.settings import Request
-from onnx_gconv.rewrite.group import carry_out, placement_of
-from onnx_gconv.runtime import observe_shapes, random_feeds
+import onnx_gconv
+from onnx_gconv.runtime import random_feeds
 from onnx_gconv.timing import time_models
 
 ZOO = Path(__file__).resolve().parent.parent.parent / "shared" / "zoo"
 # model, flags, limits for shared and none as the issue asks
-CASES: tuple[tuple[str, dict[str, object], float | None, float | None], ...] = (
+CASES: tuple[tuple[str, dict[str, Any], float | None, float | None], ...] = (
     ("resnet50", {"groups": 2}, 0.60, 0.55),
     ("resnet50", {"groups": 4}, 0.37, 0.33),
     ("resnet18", {"groups": 2}, 0.58, 0.56),
@@ -33,20 +29,17 @@ CASES: tuple[tuple[str, dict[str, object], float | None, float | None], ...] = (
 )
 
 
-def measure(path: Path, request: Request, ways: tuple[str, ...], seconds: float) -> tuple[float, list[tuple[int, float]]]:
+def measure(path: Path, flags: dict[str, Any], ways: tuple[str, ...], seconds: float) -> tuple[float, list[tuple[int, float]]]:
     """Return the MACs left, and for each way the Gathers written and the ratio to dense."""
-    model = load(path)
-    network = read(model, input_shapes(model, {}), observe=observe_shapes)
+    model = onnx.load(path)
     models, gathers, macs = [model], [], 1.0
     for way in ways:
-        plan = make_plan(model, network, replace(request, gathers=way), sha256="", progress=lambda *_: None).plan
-        placement = placement_of(model, plan, shapes=network.shapes)
-        models.append(carry_out(model, plan, placement))
-        gathers.append(
-            sum(node.op_type == "Gather" for node in models[-1].graph.node) - sum(n.op_type == "Gather" for n in model.graph.node)
-        )
+        plan = onnx_gconv.plan(model, gathers=way, **flags).plan
+        grouped = onnx_gconv.apply(model, plan)
+        models.append(grouped.model)
+        gathers.append(grouped.gathers[1])
         macs = (plan.after.macs or 0) / (plan.before.macs or 1)
-    feeds = random_feeds(model, network.input_shapes, np.random.default_rng(0))
+    feeds = random_feeds(model, onnx_gconv.inspect(model).input_shapes, np.random.default_rng(0))
     dense, *others = time_models(models, feeds, seconds=seconds)
     return macs, list(zip(gathers, [other / dense for other in others], strict=True))
 
@@ -59,13 +52,11 @@ def main() -> None:
     print("| model | asked | MACs | free: Gathers, time | shared | asked | none | asked |\n|---|---|---|---|---|---|---|---|")
     for name, flags, shared, none in CASES:
         path = args.folder / f"{name}.onnx"
-        macs, rows = measure(
-            path if path.exists() else ZOO / f"{name}.onnx", Request(**flags), ("free", "shared", "none"), args.seconds
-        )  # type: ignore[arg-type]
+        macs, rows = measure(path if path.exists() else ZOO / f"{name}.onnx", flags, ("free", "shared", "none"), args.seconds)
         text = [f"{gathers}, {ratio:.3f}" for gathers, ratio in rows]
         asked = " ".join(f"{key}={value}" for key, value in flags.items())
         print(f"| {name} | {asked} | {macs:.3f} | {text[0]} | {text[1]} | {shared} | {text[2]} | {none} |", flush=True)
-    macs, rows = measure(args.folder / "resnet50.onnx", Request(groups=2, include=r"conv2"), ("free",), args.seconds)
+    macs, rows = measure(args.folder / "resnet50.onnx", {"groups": 2, "include": r"conv2"}, ("free",), args.seconds)
     print(f"| resnet50, 3×3 only | groups=2 | {macs:.3f} | {rows[0][0]}, {rows[0][1]:.3f} (asked 0, 0.80) | | | | |")
 
 

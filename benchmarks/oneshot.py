@@ -139,48 +139,32 @@ def _data(model: "onnx.ModelProto", row: Row, images: int) -> "tuple[Images, Ima
 
 
 def _compressed(row: Row, model: "onnx.ModelProto", data: "Images") -> "tuple[onnx.ModelProto, onnx.ModelProto, float]":
-    """Return the model masked, the same after what the row does to mend it, and the share of the MACs that is left."""
+    """Return the model masked, the same after what the row does to recover it, and the share of the MACs that is left."""
     from oneshot_alternatives import prune_channels, with_fresh_statistics
 
-    from onnx_gconv.model.network import read
-    from onnx_gconv.model.shapes import input_shapes
-    from onnx_gconv.pipeline.planning import make_plan, resolve_budget
-    from onnx_gconv.pipeline.settings import Request
+    import onnx_gconv
     from onnx_gconv.recover.calibration import calibration
     from onnx_gconv.recover.fitting import FitOptions
-    from onnx_gconv.recover.guide import CalibratedGuide
-    from onnx_gconv.recover.recovery import recover
-    from onnx_gconv.rewrite.mask import mask
-    from onnx_gconv.runtime import observe_shapes
     from onnx_gconv.search.budget import parse_limit
-    from onnx_gconv.solve.layer import Solver
 
     if row.method == "dense":
         return model, model, 1.0
-    network = read(model, input_shapes(model, {}), observe=observe_shapes)
+    network, samples = onnx_gconv.inspect(model), calibration(data, model, row.samples)
     macs = network.count.macs
     assert macs is not None
-    samples, effort = calibration(data, model, row.samples), FitOptions(seed=SEED, jobs=JOBS)
-    limits = {"max_macs": parse_limit(row.budget)}
     if row.method == "channels":
-        most = resolve_budget(Request(limits=limits), network).max_macs
-        assert most is not None
-        pruned, left = prune_channels(model, network, most, samples.feeds(), effort=effort)
+        options, most = FitOptions(seed=SEED, jobs=JOBS), parse_limit(row.budget).of(macs)
+        pruned, left = prune_channels(model, network, most, samples.feeds(), options=options)
         return model, pruned, left / macs
-    request = Request(
-        limits=limits, cost=row.cost, gathers=row.gathers, solver=Solver("best", effort=row.effort), seed=SEED, jobs=JOBS
-    )
-    guide = CalibratedGuide(model, samples, seed=SEED, jobs=JOBS, progress=_quiet)
-    plan = make_plan(model, network, request, sha256="", progress=_quiet, guide=guide).plan
-    masked = after = mask(model, plan)
+    calib: Any = {"calib": data, "calib_samples": row.samples} if row.samples else {}
+    method: Any = {"cost": row.cost, "gathers": row.gathers, "effort": row.effort}
+    plan = onnx_gconv.plan(model, max_macs=row.budget, seed=SEED, **calib, **method).plan
+    masked = after = onnx_gconv.mask(model, plan, verify=False).model
     if row.method == "BN statistics":
         after = with_fresh_statistics(masked, samples.feeds())
     elif row.method == "recovered":
-        after, _ = recover(model, plan, samples, effort=effort, progress=_quiet)
+        after = onnx_gconv.apply(model, plan, seed=SEED, **calib).model
     return masked, after, (plan.after.macs or 0) / macs
-
-
-def _quiet(done: int, total: int, what: str) -> None: ...
 
 
 def _accuracy(model: "onnx.ModelProto", test: "Images") -> dict[str, Any]:

@@ -25,12 +25,10 @@ from finetune import command, write_data
 from paper_page import EPOCHS, GROUPS, MODEL, RATE, TRAINING_IMAGES, UNIFORM, Finished, figures, page
 from solver import layers, permuted_blocks
 
+import onnx_gconv
 from onnx_gconv.model.file import load
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.planning import make_plan
-from onnx_gconv.pipeline.settings import Request
-from onnx_gconv.search.budget import parse_limit
 from onnx_gconv.solve.bound import kept_bound
 from onnx_gconv.solve.layer import Solver
 
@@ -80,10 +78,7 @@ def counted(arch: Path, name: str, *, groups: int | None = None, limits: dict[st
     params, macs = network.count.params, network.count.macs
     if groups != 1:
         # What a choice of groups leaves does not depend on the permutation, nor, under limits, on the (random) weights.
-        request = Request(
-            groups=groups, limits={key: parse_limit(text) for key, text in (limits or {}).items()}, solver=Solver("plain")
-        )
-        after = make_plan(model, network, request, sha256="", progress=lambda *_: None).plan.after
+        after = onnx_gconv.plan(model, groups=groups, solver="plain", **(limits or {})).plan.after
         params, macs = after.params, after.macs
     assert macs is not None
     stem = next(iter(network.count.node_macs.values()))

@@ -7,7 +7,6 @@ Needs the architectures (`python models/export_architectures.py resnet50 resnet1
 
 import argparse
 import itertools
-import os
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -16,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from onnx_gconv.model.file import load
-from onnx_gconv.model.network import read
-from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.planning import prepare
-from onnx_gconv.pipeline.settings import Request
+from onnx_gconv.listener import ignore
+from onnx_gconv.pipeline.facts import Facts
+from onnx_gconv.pipeline.original import open_original
+from onnx_gconv.pipeline.planning import solve
+from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import search_exact
 from onnx_gconv.search.local import search_local
@@ -43,10 +42,9 @@ def header(*names: str) -> None:
 @cache
 def table_of(path: Path) -> Table:
     """Return the cost table of a model: every layer solved for every legal number of groups."""
-    model = load(path)
-    prepared = prepare(model, read(model, input_shapes(model, {})), Request(jobs=os.cpu_count() or 1), lambda *_: None)
-    assert prepared.table is not None
-    return prepared.table
+    solved = solve(open_original(path), Settings(), Facts(), gathers="free", progress=ignore)
+    assert solved.table is not None
+    return solved.table
 
 
 def ends(table: Table) -> tuple[np.ndarray, np.ndarray]:

@@ -8,9 +8,10 @@ import onnx
 import onnxruntime as ort
 
 from onnx_gconv.plans import Plan, PlannedLayer, Totals
-from onnx_gconv.recover.fitting import FitOptions, FittedModel, fit_layers, plan_sites
+from onnx_gconv.recover.fitting import FitOptions, FittedModel, fit_layers, masked_sites
 from onnx_gconv.recover.site import Site
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import match
 
 Feeds = dict[str, np.ndarray]
 
@@ -48,8 +49,8 @@ def recover(
     options: FitOptions | None = None,
 ) -> FittedModel:
     """Return the model masked by the plan with its weights fitted."""
-    masked = mask(dense, plan)
-    found = plan_sites(masked, plan) if sites is None else sites
+    masked = mask(dense, match(dense, plan))
+    found = masked_sites(masked, match(masked, plan)) if sites is None else sites
     return fit_layers(dense, masked, found, feeds, options=options or FitOptions(), progress=lambda *_: None)
 
 

@@ -478,12 +478,12 @@ def interrupt(command: str) -> None:
 @pytest.mark.parametrize(
     "moment",
     [
-        "onnx_gconv.model.file.load_with_data_files",
+        "onnx_gconv.pipeline.original.load_with_data_files",
         "onnx_gconv.pipeline.planning.make_plan",
         "onnx_gconv.pipeline.rewriting.carry_out",
         "onnx_gconv.pipeline.rewriting.verify",
-        "onnx_gconv.model.file.save",
-        "onnx_gconv.report.record.to_json",
+        "onnx_gconv.pipeline.result.save",
+        "onnx_gconv.pipeline.result.Result._report",
     ],
 )
 def test_ctrl_c_at_any_moment_leaves_nothing(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 from tiny import conv_net
 
+import onnx_gconv
 from onnx_gconv.errors import PlanError
 from onnx_gconv.model.network import Layer, read
 from onnx_gconv.pipeline.group_config import module_names, read_group_config
-from onnx_gconv.pipeline.planning import make_plan
-from onnx_gconv.pipeline.settings import Request
-from onnx_gconv.plans import to_json
 
 
 def layer(weight: str, label: str) -> Layer:
@@ -55,10 +53,10 @@ def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, data: obje
 def test_a_plan_lends_its_numbers(tmp_path: Path) -> None:
     model = conv_net()
     network = read(model, {"image": (1, 3, 8, 8)})
-    plan = make_plan(model, network, Request(groups=4), sha256="", progress=lambda *_: None).plan
-    path = write(tmp_path, to_json(plan))
+    plan = onnx_gconv.plan(model, groups=4).plan
+    path = write(tmp_path, plan.to_json())
     assert read_group_config(path, network.layers) == {"c2": 4, "c3": 4}
-    again = make_plan(model, network, Request(group_config=path), sha256="", progress=lambda *_: None).plan
+    again = onnx_gconv.plan(model, group_config=path).plan
     assert [(found.name, found.groups, found.in_order) for found in again.layers] == [
         (found.name, found.groups, found.in_order) for found in plan.layers
     ]

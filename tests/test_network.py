@@ -6,14 +6,14 @@ import pytest
 from onnx import helper, numpy_helper, parser
 from tiny import conv_net, set_tensor
 
+import onnx_gconv
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Network, layer_weight, read
 from onnx_gconv.model.shapes import declared_shape, input_shapes, parse_input_shapes
-from onnx_gconv.pipeline.planning import make_plan
-from onnx_gconv.pipeline.settings import Request
 from onnx_gconv.rewrite.group import group, placement_of
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import match
 from onnx_gconv.runtime import observe_shapes
 from onnx_gconv.verification import verify
 
@@ -35,12 +35,12 @@ def network_of(model: onnx.ModelProto) -> Network:
 
 
 def check_groups_of_two(model: onnx.ModelProto) -> None:
-    plan = make_plan(model, network_of(model), Request(groups=2), sha256="", progress=lambda *_: None).plan
-    grouped = group(model, plan)
+    plan = onnx_gconv.plan(model, groups=2).plan
+    grouped = group(model, match(model, plan))
     onnx.checker.check_model(grouped, full_check=True)
-    read = placement_of(model, plan).read
+    read = placement_of(model, match(model, plan)).read
     inner = {layer.name: read.get(layer.name) for layer in plan.layers}
-    checked = verify(mask(model, plan), grouped, tolerance=2e-6, seed=0, inner=inner)
+    checked = verify(mask(model, match(model, plan)), grouped, tolerance=2e-6, seed=0, inner=inner)
     assert checked.passed, checked
     counted = network_of(grouped).count
     assert (counted.params, counted.macs) == (plan.after.params, plan.after.macs)
@@ -97,16 +97,16 @@ def test_weights_in_constant_nodes_are_read_and_masked_under_their_name() -> Non
     tensor = numpy_helper.from_array(normal(6, 4, 3, 3), "inner_name")
     model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=tensor))
     check_groups_of_two(model)
-    plan = make_plan(model, network_of(model), Request(groups=2), sha256="", progress=lambda *_: None).plan
-    assert [t.name for t in mask(model, plan).graph.initializer] == ["w"]
+    plan = onnx_gconv.plan(model, groups=2).plan
+    assert [t.name for t in mask(model, match(model, plan)).graph.initializer] == ["w"]
 
 
 def test_initializers_that_are_inputs_too_are_weights_and_leave_the_inputs_when_replaced() -> None:
     model = parse("g (float[1,4,6,6] x, float[6,4,3,3] w) => (float[1,6,4,4] y) { y = Conv (x, w) }", w=normal(6, 4, 3, 3))
     model.ir_version = 3
     check_groups_of_two(model)
-    plan = make_plan(model, network_of(model), Request(groups=2), sha256="", progress=lambda *_: None).plan
-    grouped = group(model, plan)
+    plan = onnx_gconv.plan(model, groups=2).plan
+    grouped = group(model, match(model, plan))
     # IR 3 wants every initializer among the inputs; the only one a user feeds is still x.
     assert {value.name for value in grouped.graph.input} == {"x"} | {tensor.name for tensor in grouped.graph.initializer}
 
@@ -166,8 +166,8 @@ def test_layers_go_by_output_names_where_node_names_are_empty_or_repeat() -> Non
         node.name = "same"
     network = network_of(model)
     assert [(layer.name, layer.label) for layer in network.layers] == [("c2", "same"), ("c3", "same")]
-    plan = make_plan(model, network, Request(groups=2), sha256="", progress=lambda *_: None).plan
-    grouped = group(model, plan)  # ONNX Runtime refuses repeated node names, ONNX does not
+    plan = onnx_gconv.plan(model, groups=2).plan
+    grouped = group(model, match(model, plan))  # ONNX Runtime refuses repeated node names, ONNX does not
     onnx.checker.check_model(grouped, full_check=True)
     assert len({node.output[0] for node in grouped.graph.node}) == len(grouped.graph.node)
 

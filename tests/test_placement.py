@@ -6,16 +6,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+import onnx_gconv
 from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.axes import Atoms
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.network import find_convs, read
-from onnx_gconv.pipeline.planning import make_plan
-from onnx_gconv.pipeline.settings import Request
+from onnx_gconv.model.network import find_convs
 from onnx_gconv.plans import Plan, PlannedLayer, Totals
 from onnx_gconv.rewrite.group import carry_out, placement_of
 from onnx_gconv.rewrite.mask import mask
-from onnx_gconv.search.budget import parse_limit
+from onnx_gconv.rewrite.match import match
 from onnx_gconv.verification import compare
 
 SIZE = 4
@@ -203,10 +202,10 @@ def test_random_graphs_stay_the_same_function(start: int) -> None:
     for seed in range(start, start + 50):
         model = Random(seed).model()
         plan = random_plan(model, np.random.default_rng([seed, 1]))
-        placement = placement_of(model, plan)
-        grouped = carry_out(model, plan, placement)
+        placement = placement_of(model, match(model, plan))
+        grouped = carry_out(model, match(model, plan), placement)
         onnx.checker.check_model(grouped, full_check=True)
-        assert differs(mask(model, plan), grouped, seed) < 1e-4, seed
+        assert differs(mask(model, match(model, plan)), grouped, seed) < 1e-4, seed
         grouped_convs += len(plan.layers)
         saved += 2 * len(placement.convs) - len(placement.gathers)
     assert grouped_convs > 50
@@ -220,15 +219,13 @@ def test_random_graphs_with_shared_partitions_stay_the_same_function(start: int,
     grouped_convs = clean = tried = 0
     for seed in range(start, start + 50):
         model = Random(seed).model()
-        network = read(model, {"x": (1, 4, SIZE, SIZE)})
-        request = Request(gathers=gathers, limits={"max_params": parse_limit("80%")}, search="local", seed=seed)
         try:
-            plan = make_plan(model, network, request, sha256="", progress=lambda *_: None).plan
+            plan = onnx_gconv.plan(model, gathers=gathers, max_params="80%", search="local", seed=seed).plan
         except (ModelError, BudgetError):
             continue  # nothing can be grouped so, or not enough
-        placement = placement_of(model, plan)
-        grouped = carry_out(model, plan, placement)
-        assert differs(mask(model, plan), grouped, seed) < 1e-4, seed
+        placement = placement_of(model, match(model, plan))
+        grouped = carry_out(model, match(model, plan), placement)
+        assert differs(mask(model, match(model, plan)), grouped, seed) < 1e-4, seed
         grouped_convs += len(plan.layers)
         tried += 1
         clean += all("wider stream" in gather.reason for gather in placement.gathers)
@@ -244,9 +241,9 @@ def test_other_lowerings_are_the_same_function(form: str) -> None:
     for seed in range(40):
         model = Random(seed).model()
         plan = random_plan(model, np.random.default_rng([seed, 1]))
-        grouped = carry_out(model, plan, placement_of(model, plan), lowering=form)
+        grouped = carry_out(model, match(model, plan), placement_of(model, match(model, plan)), lowering=form)
         onnx.checker.check_model(grouped, full_check=True)
-        assert differs(mask(model, plan), grouped, seed) < 1e-4, seed
+        assert differs(mask(model, match(model, plan)), grouped, seed) < 1e-4, seed
         kinds |= {node.op_type for node in grouped.graph.node} - {node.op_type for node in model.graph.node}
     assert {"split": "Split", "matmul": "MatMul"}[form] in kinds
 
@@ -257,13 +254,13 @@ def test_one_order_not_inverted_is_caught() -> None:
     for seed in range(40):
         model = Random(seed).model()
         plan = random_plan(model, np.random.default_rng([seed, 1]))
-        grouped = carry_out(model, plan, placement_of(model, plan))
+        grouped = carry_out(model, match(model, plan), placement_of(model, match(model, plan)))
         for tensor in grouped.graph.initializer:
             order = numpy_helper.to_array(tensor)
             if "_order" in tensor.name and order.dtype == np.int32 and not np.array_equal(np.argsort(order), order):
                 tried += 1
                 tensor.CopyFrom(numpy_helper.from_array(np.argsort(order).astype(np.int32), tensor.name))
-                caught += differs(mask(model, plan), grouped, seed) > 1e-4  # as in the test above
+                caught += differs(mask(model, match(model, plan)), grouped, seed) > 1e-4  # as in the test above
                 break
     assert tried >= 15
     assert caught >= 0.85 * tried  # a Relu or Sigmoid that saturates may hide everything before it from the outputs
@@ -292,7 +289,7 @@ def scattered(name: str, groups: int = 2, seed: int = 0) -> PlannedLayer:
 
 def written(model: onnx.ModelProto, *layers: PlannedLayer) -> list[str]:
     plan = Plan("", "l2", "paper", "local", 0, {}, "free", Totals(0, 0), Totals(0, 0), layers, ())
-    return [node.op_type for node in carry_out(model, plan, placement_of(model, plan)).graph.node]
+    return [node.op_type for node in carry_out(model, match(model, plan), placement_of(model, match(model, plan))).graph.node]
 
 
 def test_a_grouped_conv_between_dense_ones_needs_no_gather() -> None:

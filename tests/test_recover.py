@@ -15,9 +15,10 @@ from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, Behind, distance, fit_conv, g
 from numpy.typing import ArrayLike
 from tiny import from_text, get_tensor, residual_net, set_tensor
 
-from onnx_gconv.recover.fitting import FitOptions, fit_layers, plan_sites
+from onnx_gconv.recover.fitting import FitOptions, fit_layers, masked_sites
 from onnx_gconv.recover.site import Site
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import match
 
 RNG = np.random.default_rng(0)
 # Products of moments are float32, so that weights come out with some five digits; masking alone moves outputs by half.
@@ -63,7 +64,7 @@ def test_everything_but_the_fitted_numbers_is_as_it_was() -> None:
     dense.producer_name, dense.doc_string = "somebody", "kept"
     dense.metadata_props.add(key="a", value="b")
     dense.graph.node[0].doc_string = "stem"
-    masked = mask(dense, RESIDUAL_PLAN)
+    masked = mask(dense, match(dense, RESIDUAL_PLAN))
     found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS).model
     fitted = {f"{kind}{number}" for kind in "wb" for number in range(3)}
     for name in fitted:
@@ -82,9 +83,9 @@ def test_everything_but_the_fitted_numbers_is_as_it_was() -> None:
 
 def test_neither_model_given_is_changed() -> None:
     dense = residual_net()
-    masked = mask(dense, RESIDUAL_PLAN)
+    masked = mask(dense, match(dense, RESIDUAL_PLAN))
     before = dense.SerializeToString(deterministic=True), masked.SerializeToString(deterministic=True)
-    recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=plan_sites(masked, RESIDUAL_PLAN))
+    recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=masked_sites(masked, match(masked, RESIDUAL_PLAN)))
     assert before == (dense.SerializeToString(deterministic=True), masked.SerializeToString(deterministic=True))
 
 
@@ -132,7 +133,9 @@ def test_where_grouped_weights_can_do_the_same_they_are_found() -> None:
     feeds = [{"image": np.tile(batch["image"], (1, 2, 1, 1))} for batch in RESIDUAL_FEEDS]
     plan = plan_of(grouped("y", 6, 8))
     found = recover(dense, plan, feeds, options=UNDAMPED)
-    (expected,), (masked,), (recovered,) = (outputs(model, feeds[0]) for model in (dense, mask(dense, plan), found.model))
+    (expected,), (masked,), (recovered,) = (
+        outputs(model, feeds[0]) for model in (dense, mask(dense, match(dense, plan)), found.model)
+    )
     assert distance(expected, masked) > 0.5
     assert distance(expected, recovered) < ROUNDING
     weight = get_tensor(dense, "w")
@@ -145,7 +148,7 @@ def test_where_grouped_weights_can_do_the_same_they_are_found() -> None:
 
 def by_hand(dense: onnx.ModelProto, image: np.ndarray, *, is_corrected: bool, options: FitOptions) -> dict[str, np.ndarray]:
     """Return the weights of the residual net, fitted one after the other: each on what those before it give now."""
-    fitted = mask(dense, RESIDUAL_PLAN)
+    fitted = mask(dense, match(dense, RESIDUAL_PLAN))
     stem, first, total, last = outputs(dense, {"image": image}, "stem", "first", "total", "last")
     nodes = {node.output[0]: node for node in dense.graph.node}
     tensors: dict[str, np.ndarray] = {}
@@ -174,8 +177,10 @@ def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(
     *, is_corrected: bool, damping: float, relaxations: int
 ) -> None:
     dense, options = residual_net(), FitOptions(damping=damping, relaxations=relaxations, is_validated=False)
-    sites = plan_sites(mask(dense, RESIDUAL_PLAN), RESIDUAL_PLAN)
-    found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=sites if is_corrected else uncorrected(sites), options=options).model
+    sites = masked_sites(mask(dense, match(dense, RESIDUAL_PLAN)), match(dense, RESIDUAL_PLAN))
+    found = recover(
+        dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=sites if is_corrected else uncorrected(sites), options=options
+    ).model
     expected = by_hand(dense, image_of(RESIDUAL_FEEDS)["image"], is_corrected=is_corrected, options=options)
     for name, value in expected.items():
         assert distance(value, get_tensor(found, name)) < ROUNDING, name
@@ -184,8 +189,8 @@ def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(
 @pytest.mark.parametrize("relaxations", [0, 3])
 def test_correcting_the_stream_brings_the_blocks_output_closer(relaxations: int) -> None:
     dense, feeds = residual_net(), image_of(RESIDUAL_FEEDS)
-    masked = mask(dense, RESIDUAL_PLAN)
-    sites, options = plan_sites(masked, RESIDUAL_PLAN), FitOptions(relaxations=relaxations)
+    masked = mask(dense, match(dense, RESIDUAL_PLAN))
+    sites, options = masked_sites(masked, match(masked, RESIDUAL_PLAN)), FitOptions(relaxations=relaxations)
     models = [
         recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=each, options=options).model for each in (sites, uncorrected(sites))
     ]
@@ -240,7 +245,7 @@ def test_errors_of_layers_are_those_of_their_own_least_squares() -> None:
         return float(np.square(target - value).sum() / np.square(spread).sum())
 
     after_total, after_stem = outputs(found.model, feeds, "total", "stem")
-    (before_stem,) = outputs(mask(dense, RESIDUAL_PLAN), feeds, "stem")
+    (before_stem,) = outputs(mask(dense, match(dense, RESIDUAL_PLAN)), feeds, "stem")
     assert found.layers[0].before == pytest.approx(share(stem, before_stem), rel=1e-3)
     assert found.layers[0].after == pytest.approx(share(stem, after_stem), rel=1e-3)
     stream = outputs(found.model, feeds, "stream")[0].astype(np.float64)
@@ -289,7 +294,7 @@ def test_batch_normalization_in_the_graph_or_folded_gives_the_same_function() ->
     for dense in (from_text(NORMALIZED, **tensors), from_text(FOLDED, **folded)):
         model = recover(dense, plan, RESIDUAL_FEEDS).model
         found.append(outputs(model, RESIDUAL_FEEDS[0])[0])
-        assert distance(*found[:1], *outputs(mask(dense, plan), RESIDUAL_FEEDS[0])) > 0.1
+        assert distance(*found[:1], *outputs(mask(dense, match(dense, plan)), RESIDUAL_FEEDS[0])) > 0.1
     assert distance(*found) < ROUNDING
 
 
@@ -321,6 +326,6 @@ def test_means_that_an_earlier_fit_has_moved_are_not_moved_again(relaxations: in
         set_tensor(moved, name, get_tensor(dense, name) + normal(8).astype(np.float32))
     before, wanted = (outputs(model, RESIDUAL_FEEDS[0])[0] for model in (moved, dense))
     assert distance(wanted, before) > 0.1
-    sites, options = plan_sites(moved, plan_of()), FitOptions(relaxations=relaxations)
+    sites, options = masked_sites(moved, plan_of()), FitOptions(relaxations=relaxations)
     found = fit_layers(dense, moved, sites, RESIDUAL_FEEDS, options=options, progress=lambda *_: None).model
     assert distance(wanted, outputs(found, RESIDUAL_FEEDS[0])[0]) < ROUNDING

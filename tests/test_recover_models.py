@@ -8,6 +8,7 @@ from tiny import conv_net, from_text, get_tensor, residual_net
 
 from onnx_gconv.recover.fitting import FitOptions
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import match
 
 RNG = np.random.default_rng(0)
 # Products of moments are float32, so that weights come out with some five digits; masking alone moves outputs by half.
@@ -25,7 +26,7 @@ def improvement(
     plan = plan_of(*(grouped(*layer) for layer in layers))
     found = recover(dense, plan, feeds).model
     onnx.checker.check_model(found)
-    results = [np.concatenate([outputs(m, batch)[0] for batch in feeds]) for m in (dense, mask(dense, plan), found)]
+    results = [np.concatenate([outputs(m, batch)[0] for batch in feeds]) for m in (dense, mask(dense, match(dense, plan)), found)]
     return distance(results[0], results[1]), distance(results[0], results[2])
 
 

@@ -16,6 +16,7 @@ from onnx_gconv.errors import PlanError
 from onnx_gconv.plans import Plan, PlannedLayer, Totals
 from onnx_gconv.rewrite.group import diagonal_blocks, group
 from onnx_gconv.rewrite.mask import dropped_share, mask
+from onnx_gconv.rewrite.match import match
 from onnx_gconv.verification import compare
 
 DTYPES = {"float32": (TensorProto.FLOAT, np.float32, 2e-6), "float16": (TensorProto.FLOAT16, np.float16, 5e-3)}
@@ -105,7 +106,7 @@ def test_masked_and_grouped_are_the_same_function(case: dict) -> None:
     before = model.SerializeToString(deterministic=True)
     plan = plan_of(planned("y", case["groups"], case["in_order"], case["out_order"]))
     x = rng.standard_normal((1, case["ins"], *[7] * len(case["kernel"]))).astype(dtype)
-    masked, grouped = mask(model, plan), group(model, plan)
+    masked, grouped = mask(model, match(model, plan)), group(model, match(model, plan))
     difference = compare(run(masked, x=x), run(grouped, x=x))
     assert not difference.inconclusive
     assert difference.max_rel < tolerance
@@ -125,13 +126,13 @@ def test_a_forgotten_inverse_is_seen(case: dict) -> None:
         case["rng"], case["outs"], case["ins"], case["kernel"], case["existing"], True, TensorProto.FLOAT, np.float32
     )
     plan = plan_of(planned("y", case["groups"], case["in_order"], case["out_order"]))
-    wrong = group(model, plan)
+    wrong = group(model, match(model, plan))
     gathers = [node for node in wrong.graph.node if node.op_type == "Gather" and node.output[0] == "y"]
     assume(gathers)  # none is needed where every group has one output
     gathers[0].input[1] = "not_inverted"
     wrong.graph.initializer.append(numpy_helper.from_array(out_order.astype(np.int32), "not_inverted"))
     x = case["rng"].standard_normal((1, case["ins"], *[7] * len(case["kernel"]))).astype(np.float32)
-    assert compare(run(mask(model, plan), x=x), run(wrong, x=x)).max_rel > 1e-2
+    assert compare(run(mask(model, match(model, plan)), x=x), run(wrong, x=x)).max_rel > 1e-2
 
 
 @pytest.mark.parametrize("dtype", [np.float64, ml_dtypes.bfloat16])
@@ -141,7 +142,7 @@ def test_types_that_onnx_runtime_has_no_conv_for_are_rewritten_exactly(dtype: ty
     model = single_conv(rng, 6, 4, (3, 3), 1, True, element, dtype)
     in_order, out_order = [3, 0, 2, 1], [5, 1, 0, 4, 2, 3]
     plan = plan_of(planned("y", 2, in_order, out_order))
-    masked, grouped = mask(model, plan), group(model, plan)
+    masked, grouped = mask(model, match(model, plan)), group(model, match(model, plan))
     onnx.checker.check_model(grouped, full_check=True)
     dense = np.zeros((6, 4, 3, 3), dtype)
     blocks = get_tensor(grouped, "w_g2")
@@ -156,7 +157,7 @@ def test_types_that_onnx_runtime_has_no_conv_for_are_rewritten_exactly(dtype: ty
 def test_identity_gathers_are_not_written() -> None:
     def gathers(in_order: list[int], out_order: list[int]) -> int:
         model = single_conv(np.random.default_rng(0), 4, 4, (1,), 1, False, TensorProto.FLOAT, np.float32)
-        grouped = group(model, plan_of(planned("y", 2, in_order, out_order)))
+        grouped = group(model, match(model, plan_of(planned("y", 2, in_order, out_order))))
         return sum(node.op_type == "Gather" for node in grouped.graph.node)
 
     assert gathers([0, 1, 2, 3], [0, 1, 2, 3]) == 0
@@ -167,7 +168,7 @@ def test_identity_gathers_are_not_written() -> None:
 
 def test_indices_are_int32_and_names_are_unique() -> None:
     model = single_conv(np.random.default_rng(0), 4, 4, (1,), 1, True, TensorProto.FLOAT, np.float32)
-    grouped = group(model, plan_of(planned("y", 2, [0, 2, 1, 3], [3, 0, 1, 2])))
+    grouped = group(model, match(model, plan_of(planned("y", 2, [0, 2, 1, 3], [3, 0, 1, 2]))))
     indices = [get_tensor(grouped, node.input[1]) for node in grouped.graph.node if node.op_type == "Gather"]
     assert [index.dtype for index in indices] == [np.int32] * 2
     names = [t.name for t in grouped.graph.initializer] + [o for node in grouped.graph.node for o in node.output]
@@ -188,7 +189,7 @@ def test_a_shared_weight_stays_shared_when_both_convs_are_grouped_alike() -> Non
     model = two_convs_one_weight()
     swap = [7, *range(1, 7), 0]
     plan = plan_of(planned("c2", 2, swap, swap), planned("c3", 2, swap, swap))
-    masked, grouped = mask(model, plan), group(model, plan)
+    masked, grouped = mask(model, match(model, plan)), group(model, match(model, plan))
     assert [node.input[1] for node in masked.graph.node if node.op_type == "Conv"] == ["w1", "w2", "w2"]
     assert [node.input[1] for node in grouped.graph.node if node.op_type == "Conv"] == ["w1", "w2_g2", "w2_g2"]
     assert "w2" not in [t.name for t in grouped.graph.initializer]
@@ -198,7 +199,7 @@ def test_a_shared_weight_is_copied_when_only_one_conv_is_grouped() -> None:
     model = two_convs_one_weight()
     swap = [7, *range(1, 7), 0]
     plan = plan_of(planned("c3", 2, swap, swap))
-    masked, grouped = mask(model, plan), group(model, plan)
+    masked, grouped = mask(model, match(model, plan)), group(model, match(model, plan))
     assert np.array_equal(get_tensor(masked, "w2"), get_tensor(model, "w2"))
     x = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
     assert compare(run(masked, image=x), run(grouped, image=x)).max_rel < 2e-6
@@ -208,15 +209,15 @@ def test_a_shared_weight_is_copied_when_only_one_conv_is_grouped() -> None:
 def test_applying_to_a_masked_model_drops_nothing() -> None:
     model = conv_net()
     plan = plan_of(planned("c2", 2, [7, *range(1, 7), 0], list(range(8))))
-    assert dropped_share(model, plan) > 0.1
-    assert dropped_share(mask(model, plan), plan) == 0.0
-    assert group(mask(model, plan), plan) == group(model, plan)
+    assert dropped_share(model, match(model, plan)) > 0.1
+    assert dropped_share(mask(model, match(model, plan)), match(model, plan)) == 0.0
+    assert group(mask(model, match(model, plan)), match(model, plan)) == group(model, match(model, plan))
 
 
 def test_a_plan_that_mixes_existing_groups_is_refused() -> None:
     model = single_conv(np.random.default_rng(0), 4, 4, (1,), 2, False, TensorProto.FLOAT, np.float32)
     with pytest.raises(PlanError, match="mixes channels of the 2 groups"):
-        group(model, plan_of(planned("y", 4, [0, 2, 1, 3], [0, 1, 2, 3])))
+        group(model, match(model, plan_of(planned("y", 4, [0, 2, 1, 3], [0, 1, 2, 3]))))
 
 
 def test_the_blocks_are_the_diagonal_of_the_permuted_weight() -> None:

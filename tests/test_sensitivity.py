@@ -15,6 +15,7 @@ from onnx_gconv.plans import PlannedLayer
 from onnx_gconv.recover.fitting import FitOptions
 from onnx_gconv.recover.sensitivity import sensitivities
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import match
 from onnx_gconv.solve.grouping import Grouping
 
 RNG = np.random.default_rng(0)
@@ -175,7 +176,7 @@ def test_in_a_compressed_model_a_layer_is_tried_in_the_company_of_the_others() -
     dense = residual_net()
     feeds = [{"image": normal(40, 4, 6, 6).astype(np.float32)} for _ in range(2)]
     whole = {"image": np.concatenate([batch["image"] for batch in feeds])}
-    masked = mask(dense, plan_of(grouped("stem", 8, 4, seed=1), grouped("last", 8, 8)))
+    masked = mask(dense, match(dense, plan_of(grouped("stem", 8, 4, seed=1), grouped("last", 8, 8))))
     layer = grouped("last", 8, 8, groups=4)
     (total,), (source, stream) = outputs(dense, whole, "total"), outputs(masked, whole, "inner", "stream")
     node = next(node for node in dense.graph.node if node.output[0] == "last")

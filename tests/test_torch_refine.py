@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from onnx_gconv.plans import read_plan  # noqa: E402
 from onnx_gconv.rewrite.mask import dropped_share  # noqa: E402
+from onnx_gconv.rewrite.match import match  # noqa: E402
 from onnx_gconv.search.table import Option, Row, Table  # noqa: E402
 from onnx_gconv.torch import load  # noqa: E402
 from onnx_gconv.torch.refining import Tuner  # noqa: E402
@@ -61,7 +62,7 @@ def test_a_refined_plan_is_within_the_budget_fits_the_given_model_and_its_start_
     for (earlier, _), (later, _) in zip(steps, [*steps[1:], (plan, None)], strict=True):
         groups = {layer.name: layer.groups for layer in later.layers}
         assert all(groups[layer.name] >= layer.groups for layer in earlier.layers)
-    assert dropped_share(start, plan) == 0
+    assert dropped_share(start, match(start, plan)) == 0
     assert "dropped 0%" in run("apply start.onnx plan.json -o grouped.onnx")
     run(f"apply {DIGITS} plan.json -o grouped.onnx")
     # The start has the weights of the last tuning where the plan keeps them.

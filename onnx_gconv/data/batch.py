@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import onnx
@@ -34,6 +34,7 @@ class Batch:
         return Batch({name: values[start:stop] for name, values in self.inputs.items()}, labels)
 
 
+@runtime_checkable
 class Data(Protocol):
     """A data set that can be read as often as needed.
 

@@ -24,8 +24,8 @@ WHERE_LABELS_ARE = (
 FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 
 
-# The name of an .npz file, a folder of images or a function; arrays by input name, or one array; or batches.
-DataLike = str | os.PathLike[str] | Mapping[str, NDArray[np.generic]] | NDArray[np.generic] | Iterable[object]
+# The name of an .npz file, a folder of images or a function; arrays by input name, or one array; batches; or a Data of one's own.
+DataLike = str | os.PathLike[str] | Mapping[str, NDArray[np.generic]] | NDArray[np.generic] | Iterable[object] | Data
 
 
 def open_data(given: DataLike, model: onnx.ModelProto, *, preprocessing: Preprocessing) -> Data:
@@ -38,6 +38,8 @@ def open_data(given: DataLike, model: onnx.ModelProto, *, preprocessing: Preproc
             "only a folder of images is resized, cropped, scaled and normalised here.",
             hint="prepare arrays and batches as the model takes them, and leave these settings out",
         )
+    if isinstance(given, Data):
+        return given
     if isinstance(given, Mapping | np.ndarray):
         return open_arrays(given, inputs)
     return open_batches(given, inputs)
