@@ -39,6 +39,7 @@ from onnx_gconv.data.preprocessing import Preprocessing
 from onnx_gconv.evaluation import evaluate
 from onnx_gconv.plans import Plan, PlannedLayer, read_plan
 from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import match
 from onnx_gconv.torch import OnnxModule, load, save_back
 from onnx_gconv.torch.spool import Spool, spooled
 from onnx_gconv.torch.team import Team, assembled
@@ -108,7 +109,7 @@ def train(row: Row, model: onnx.ModelProto, spool: Spool, settings: TrainingSett
         record = training.train_epoch(epoch, lambda done, total, text: None)
         print(f"{row.name} epoch {epoch}/{settings.epochs}: loss {record.train_loss:.4f}", file=sys.stderr)
     tuned = save_back(module.cpu(), model)
-    assert same_weights(mask(tuned, row.plan), tuned), "a mask did not hold"
+    assert same_weights(mask(tuned, match(tuned, row.plan)), tuned), "a mask did not hold"
     return tuned
 
 

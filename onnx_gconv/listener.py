@@ -14,8 +14,8 @@ def ignore(*_: object) -> None:
 class Listener:
     """Functions to call while a job runs; any that is left out hears nothing.
 
-    They are called in the thread that called us, some of them often, and should return soon. An exception that one raises
-    ends the job and reaches the caller, so this is also the way to cancel.
+    They are called often and from any thread, so they should return soon. An exception that one raises ends the job and reaches
+    the caller: that is the way to cancel.
 
         Listener(progress=lambda phase, done, total, item: print(phase, done, total, item))
     """

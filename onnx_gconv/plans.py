@@ -87,7 +87,9 @@ def _rows(items: tuple[PlannedLayer, ...] | tuple[SkippedConv, ...]) -> str:
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Return the plan in a file; every malformed field is named with its file and layer.
 
-    plan = onnx_gconv.read_plan("small.plan.json")
+        plan = onnx_gconv.read_plan("small.plan.json")
+
+    Whether it fits a model is found out when it is applied.
     """
     return from_json(read_json(Path(path)), str(path))
 

@@ -124,7 +124,7 @@ def test_that_samples_are_few_is_told() -> None:
     np.savez("many.npz", image=np.random.default_rng(1).standard_normal((100, 3, 8, 8)).astype(np.float32))
     command = ("compress", "net.onnx", "--groups", "2", "-o", "small.onnx", "--calib")
     few, many = (gconv(*command, data) for data in ("calib.npz", "many.npz"))
-    assert "warning: fitted to 60 samples, so few that the weights may suit these and no others" in few.err
+    assert "warning: fitted to only 60 samples: the weights may suit these and no others" in few.err
     assert "warning" not in many.err
 
 

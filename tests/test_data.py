@@ -45,8 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def opened(text: str, of: onnx.ModelProto | None = None, *, labels: bool = False, **preprocessing: Any) -> Data:
-    return open_data(text, of or conv_net(), preprocessing=Preprocessing(**preprocessing), labels=labels)
+def opened(text: str, of: onnx.ModelProto | None = None, **preprocessing: Any) -> Data:
+    return open_data(text, of or conv_net(), preprocessing=Preprocessing(**preprocessing))
 
 
 def saved(**arrays: Any) -> str:
@@ -98,7 +98,7 @@ each_source = pytest.mark.parametrize("write", [as_npz, as_compressed_npz, as_fu
 @pytest.mark.parametrize("limit", [None, 1, 4, 6, 7, 100])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10])
 def test_batches_hold_all_samples_in_order_at_every_pass(write: Callable[[], str], size: int, limit: int | None) -> None:
-    data = opened(write(), labels=True)
+    data = opened(write())
     for _ in range(2):
         batches = list(data.batches(size, limit=limit))
         count = min(limit or 7, 7)
@@ -301,12 +301,6 @@ def test_a_negative_label_is_named() -> None:
         consume(opened(saved(image=IMAGES, labels=[0, 0, 0, 0, -1, 0, 0])))
 
 
-def test_labels_that_are_needed_and_not_there_are_missed() -> None:
-    with pytest.raises(DataError, match=r"'data.npz' has no labels") as error:
-        opened(saved(image=IMAGES), labels=True)
-    assert "the array 'labels'" in hint_of(error)
-
-
 @pytest.mark.parametrize("content", [b"", b"# text", b"PK\x03\x04 and so on", bytes(5000)])
 def test_a_file_that_is_no_npz_is_refused(content: bytes) -> None:
     Path("data.npz").write_bytes(content)
@@ -429,7 +423,7 @@ def test_sub_folders_are_classes_in_alphabetical_order_and_a_limit_sees_them_all
     # All names differ, so that the order is told by the first pixel.
     names = ["cat/1.png", "cat/2.png", "cat/3.png", "ant/9.png", "dog/0.png", "dog/5.png"]
     pixels = {name: picture(f"data/{name}", seed=seed) for seed, name in enumerate(names)}
-    data = opened("data", labels=True)
+    data = opened("data")
     order = ["ant/9.png", "cat/1.png", "dog/0.png", "cat/2.png", "dog/5.png", "cat/3.png"]
     for limit in (3, 6):
         batches = list(data.batches(4, limit=limit))

@@ -14,12 +14,13 @@ import pytest
 from tiny import Finished, conv_net, gconv, listing, save, write_module
 
 from onnx_gconv.cli.main import build_parser
-from onnx_gconv.cli.options import preprocessing
+from onnx_gconv.cli.options import wishes
 from onnx_gconv.data.batch import Batch
 from onnx_gconv.data.open import open_data
 from onnx_gconv.data.preprocessing import Preprocessing
 from onnx_gconv.errors import DataError, GconvError, ModelError, VerifyError
 from onnx_gconv.evaluation import Distance, Evaluation, evaluate
+from onnx_gconv.pipeline.settings import Settings
 
 MODELS = Path(__file__).parents[1] / "models"
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> '
@@ -65,7 +66,7 @@ def share_among_first(logits: np.ndarray, labels: np.ndarray, places: int) -> fl
 
 def test_the_sample_model_gets_all_360_test_images_right() -> None:
     model = onnx.load(MODELS / "digits.onnx")
-    data = open_data(str(MODELS / "digits_test.npz"), model, preprocessing=Preprocessing(), labels=True)
+    data = open_data(str(MODELS / "digits_test.npz"), model, preprocessing=Preprocessing())
     result = evaluate(model, data)
     assert (result.samples, result.top1, result.top5) == (360, 1.0, 1.0)
     assert (result.agreement, result.outputs, result.reference_top1) == (None, {}, None)
@@ -391,7 +392,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], words: str) -> None:
 
 def test_the_flags_of_images_become_the_preprocessing() -> None:
     def parsed(*flags: str) -> Preprocessing:
-        return preprocessing(build_parser().parse_args(["evaluate", "net.onnx", "--data", "images", *flags]))
+        return Settings(**wishes(build_parser().parse_args(["evaluate", "net.onnx", "--data", "images", *flags]))).preprocessing
 
     assert parsed() == Preprocessing()
     flags = (

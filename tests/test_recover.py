@@ -326,6 +326,6 @@ def test_means_that_an_earlier_fit_has_moved_are_not_moved_again(relaxations: in
         set_tensor(moved, name, get_tensor(dense, name) + normal(8).astype(np.float32))
     before, wanted = (outputs(model, RESIDUAL_FEEDS[0])[0] for model in (moved, dense))
     assert distance(wanted, before) > 0.1
-    sites, options = masked_sites(moved, plan_of()), FitOptions(relaxations=relaxations)
+    sites, options = masked_sites(moved, ()), FitOptions(relaxations=relaxations)
     found = fit_layers(dense, moved, sites, RESIDUAL_FEEDS, options=options, progress=lambda *_: None).model
     assert distance(wanted, outputs(found, RESIDUAL_FEEDS[0])[0]) < ROUNDING

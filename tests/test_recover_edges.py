@@ -132,7 +132,7 @@ def test_a_shared_weight_that_is_masked_in_two_ways_is_fitted_in_two_ways() -> N
 def test_weights_that_are_shared_and_stay_so_are_left() -> None:
     text = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { a = Conv (x, w, b) r = Relu (a) y = Conv (r, w, b) }"
     dense = from_text(text, w=normal(4, 4, 1, 1), b=normal(4))
-    assert masked_sites(dense, plan_of()) == []
+    assert masked_sites(dense, ()) == []
     found = recover(dense, plan_of(), [{"x": IMAGES}])
     assert found.layers == ()
     assert found.model.SerializeToString() == dense.SerializeToString()

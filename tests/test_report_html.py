@@ -20,7 +20,7 @@ from onnx_gconv.report.page.collection import collect
 from onnx_gconv.report.page.exploration_file import read_exploration
 from onnx_gconv.report.page.other_sections import exploration_section, telling_names
 from onnx_gconv.report.page.palette import DARK, LIGHT, Palette
-from onnx_gconv.report.page.source import Source, find_source
+from onnx_gconv.report.page.source import PlannedModel, find_source
 from onnx_gconv.solve.grouping import kept_share
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -278,7 +278,7 @@ def test_agreement_is_drawn_without_labels_and_nothing_where_a_point_lacks_both(
 # --- the matrices ---------------------------------------------------------------------------------------------------------
 
 
-def source_of(plan_file: str, *named: str, given: str | None = None) -> Source | str:
+def source_of(plan_file: str, *named: str, given: str | None = None) -> PlannedModel | str:
     return find_source(read_plan(Path(plan_file)), named, Path(), given=None if given is None else Path(given))
 
 
@@ -286,7 +286,7 @@ def source_of(plan_file: str, *named: str, given: str | None = None) -> Source |
 def test_the_blocks_of_the_drawn_matrix_hold_the_kept_share(folder: Path, criterion: str) -> None:
     run("compress", "net.onnx", "--groups", "4", "--criterion", criterion, "-o", "other.onnx")
     source, plan = source_of("other.plan.json", "net.onnx"), read_plan(Path("other.plan.json"))
-    assert isinstance(source, Source)
+    assert isinstance(source, PlannedModel)
     for layer in plan.layers:
         matrix = source.importance(layer, plan.criterion)
         assert matrix is not None
@@ -304,7 +304,7 @@ def test_a_conv_that_has_groups_already_is_drawn_with_its_empty_blocks(tmp_path:
     save(from_text(text, w=weight), Path("net.onnx"))
     run("compress", "net.onnx", "--groups", "4", "-o", "small.onnx")
     source, plan = source_of("small.plan.json", "net.onnx"), read_plan(Path("small.plan.json"))
-    assert isinstance(source, Source)
+    assert isinstance(source, PlannedModel)
     layer = plan.layers[0]
     matrix = source.importance(layer, "l2")
     assert matrix is not None

@@ -43,8 +43,10 @@ class Device:
 def bench(models: Sequence[PathLike], device: Device, *, input_shape: ShapeLike = (), listener: Listener = SILENT) -> list[Timing]:
     """Return what each model takes on a device; all take turns, so that what disturbs one disturbs all.
 
-    dense, small = onnx_gconv.bench(["model.onnx", "small.onnx"], onnx_gconv.Device(runner="ort-cpu"))
-    print(small.latency_ms.median / dense.latency_ms.median)
+        dense, small = onnx_gconv.bench(["model.onnx", "small.onnx"], onnx_gconv.Device(runner="ort-cpu"))
+        print(small.latency_ms.median / dense.latency_ms.median)
+
+    The first model is the baseline. Programs and models are copied to the host of the device, and nothing is left there.
     """
     paths = [as_path(model) for model in models]
     opened = [open_original(paths[0], input_shape), *(open_original(path) for path in paths[1:])]

@@ -14,7 +14,7 @@ from onnx_gconv.model.file import save_atomically
 from onnx_gconv.pipeline.applying import PlanLike, plan_of
 from onnx_gconv.pipeline.original import ModelLike, Original, open_original
 from onnx_gconv.pipeline.recovering import open_samples, recovered
-from onnx_gconv.pipeline.settings import ApplyWishes, Learning, PathLike, Settings, as_path, settings_of
+from onnx_gconv.pipeline.settings import Learning, PathLike, RecoverWishes, Settings, as_path, settings_of
 from onnx_gconv.rewrite.mask import dropped_share, mask
 from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.torch.finetuning import Task, Tuned, metrics_beside
@@ -47,7 +47,7 @@ def finetune(
     device: str = "auto",
     resume: bool = False,
     listener: Listener = SILENT,
-    **wishes: Unpack[ApplyWishes],
+    **wishes: Unpack[RecoverWishes],
 ) -> Finetuned:
     """Train the pruned model while the weights that the plan drops stay zero; write it to `output`, ready for `apply`.
 
@@ -55,7 +55,7 @@ def finetune(
     from them, without from the outputs of the dense model. A checkpoint and metrics.jsonl lie beside `output` after every
     epoch; `resume` goes on from there. Ctrl-C ends it early and keeps the best so far. Needs PyTorch.
     """
-    settings = settings_of("finetune", wishes, ApplyWishes)
+    settings = settings_of("finetune", wishes, RecoverWishes)
     result = as_path(output)
     with assembled(device) as team:
         story = listener if team.is_first else SILENT  # one process talks for all

@@ -17,8 +17,10 @@ from onnx_gconv.verification import SAMPLES, Verification, default_tolerance
 def inspect(model: ModelLike, *, input_shape: ShapeLike = (), listener: Listener = SILENT) -> Network:
     """Return the Convs of a model: layers that can be grouped, skipped ones with the reason, and what it all counts.
 
-    network = onnx_gconv.inspect("model.onnx")
-    print(network.count.macs, [layer.legal_groups for layer in network.layers])
+        network = onnx_gconv.inspect("model.onnx")
+        print(network.count.macs, [layer.legal_groups for layer in network.layers])
+
+    MACs are counted at the shape that the model declares, or at `input_shape` where axes are dynamic.
     """
     original = open_original(model, input_shape)
     tell_counts(original, listener)
@@ -58,7 +60,9 @@ def evaluate(
 ) -> Evaluation:
     """Return how often the model is right, where there are labels, and how close it is to a reference, where there is one.
 
-    onnx_gconv.evaluate("small.onnx", "test.npz", reference="model.onnx").top1
+        onnx_gconv.evaluate("small.onnx", "test.npz", reference="model.onnx").top1
+
+    Data without labels needs a reference, and so does a model that does not classify.
     """
     settings = settings_of("evaluate", images, ImageWishes)
     opened = open_original(model).model

@@ -54,24 +54,26 @@ class ImageWishes(TypedDict, total=False):
     channel_order: Literal["rgb", "bgr"]
 
 
-class ApplyWishes(ImageWishes, total=False):
-    """What `apply` can be asked for."""
+class RecoverWishes(ImageWishes, total=False):
+    """What weights are fitted to, and how the work is done: all that `finetune` can be asked for beside its training."""
 
-    input_shape: ShapeLike
     calib: DataLike | None
     calib_samples: int
-    lowering: LoweringName
-    verify: bool
+    input_shape: ShapeLike
     seed: int
     jobs: int
 
 
-class MethodWishes(ImageWishes, total=False):
+class ApplyWishes(RecoverWishes, total=False):
+    """What `apply` can be asked for."""
+
+    lowering: LoweringName
+    verify: bool
+
+
+class MethodWishes(RecoverWishes, total=False):
     """Which layers may be grouped, and how groupings and numbers of groups are found."""
 
-    input_shape: ShapeLike
-    calib: DataLike | None
-    calib_samples: int
     include: str | None
     exclude: str | None
     min_group_channels: int
@@ -83,8 +85,6 @@ class MethodWishes(ImageWishes, total=False):
     search: SearchName
     cost: CostName | None
     gathers: GathersName | None
-    seed: int
-    jobs: int
 
 
 class GoalWishes(MethodWishes, total=False):
