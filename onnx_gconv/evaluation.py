@@ -215,7 +215,7 @@ class Tally:
             sample = self.samples + int(batch.labels.argmax())
             raise DataError(
                 f"the label of sample {sample} (from 0) is {batch.labels.max()}, but the model has {self.classes} classes.",
-                hint="labels are class numbers from 0 on, in the order of the model's output",
+                hint="labels are class numbers that start at 0, in the order of the model's output",
             )
         self.hits.add(logits, batch.labels)
         if expected is not None and self.reference_hits is not None:

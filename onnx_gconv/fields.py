@@ -96,7 +96,7 @@ class Fields:
         return self._complaint.error(f"{self.where}: {what}.", hint=hint)
 
     def _mistyped(self, field: str, wanted: str, value: object) -> GconvError:
-        return self.wrong(f"{field!r} must be {wanted}, not {kind(value)}", f"{self._complaint.remedy} or mend the field")
+        return self.wrong(f"{field!r} must be {wanted}, not {kind(value)}", f"{self._complaint.remedy} or correct the field")
 
 
 def read_text(path: Path, complaint: Complaint) -> str:

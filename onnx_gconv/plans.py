@@ -123,7 +123,7 @@ def from_json(data: object, path: str) -> Plan:
     names = [layer.name for layer in plan.layers]
     for name in names:
         if names.count(name) > 1:
-            raise PlanError(f"{path}: layer {name!r} is there twice.", hint="remove one of the two lines")
+            raise PlanError(f"{path}: layer {name!r} appears twice.", hint="remove one of the two lines")
     return plan
 
 

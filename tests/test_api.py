@@ -194,7 +194,7 @@ def test_inspect_evaluate_and_explore() -> None:
     [
         ({}, "say how much"),
         ({"groups": 2, "max_group_channels": 4}, "at most one of them"),
-        ({"groups": 0}, "--groups: 0 is not a whole number from 1 on"),
+        ({"groups": 0}, "--groups: 0 is not a whole number of at least 1"),
         ({"max_macs": 0.5, "solver": "magic"}, "--solver 'magic' is not known: choose from best, paper, plain"),
         ({"max_macs": 0.5, "cost": "trial"}, "--cost trial is measured on data"),
         ({"max_latency": 0.5}, "--max-latency needs times"),

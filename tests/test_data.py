@@ -366,7 +366,7 @@ def test_a_file_that_is_replaced_after_it_was_opened_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("data.txt", "is no .npz file"), ("nowhere", "is not there"), ("a b:c", "is not there")]
+    ("text", "words"), [("data.txt", "is not an .npz file"), ("nowhere", "is not there"), ("a b:c", "is not there")]
 )
 def test_text_that_names_no_data_is_refused_with_the_three_forms(text: str, words: str) -> None:
     Path("data.txt").write_text("0 1 2")

@@ -354,7 +354,7 @@ def test_a_model_that_does_not_classify_gets_a_table_of_distances_alone() -> Non
     ("arguments", "words"),
     [
         (["--data", "missing.npz"], "there is no file 'missing.npz'"),
-        (["--data", "net.onnx"], "the data 'net.onnx' is no .npz file"),
+        (["--data", "net.onnx"], "the data 'net.onnx' is not an .npz file"),
         (["--data", "nowhere:f"], "there is no module 'nowhere'"),
         (["--data", "data.npz", "--resize", "8"], "no folder of images"),
         (["--data", "data.npz", "--reference", "missing.onnx"], "there is no file 'missing.onnx'"),
@@ -375,7 +375,7 @@ def test_what_the_user_can_mend_is_one_error_one_hint_and_exit_code_1(arguments:
         (["--limit", "0"], "not a whole number from 1 on"),
         (["--resize", "big"], "'big' is not a whole number"),
         (["--resize", "1x2x3"], "'1x2x3' is not a size like 224 or 320x240"),
-        (["--crop", "0"], "'0' is not a whole number from 1 on"),
+        (["--crop", "0"], "'0' is not a whole number of at least 1"),
         (["--scale", "1/0"], "'1/0' is not a number like 0.5 or 1/255"),
         (["--scale", "inf"], "'inf' is not a finite number"),
         (["--mean", "0.5;0.5"], "'0.5;0.5' is not a number"),

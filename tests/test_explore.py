@@ -72,7 +72,7 @@ def test_interrupted_while_solving_it_goes_on_and_ends_as_if_it_had_not_been(mod
     monkeypatch.setattr(Solver, "solve_each", interrupted)
     stopped = gconv("explore", model, "-o", "sweep", "--points", "6")
     assert stopped.code == 130
-    assert stopped.err == "error: interrupted; 'sweep' keeps what is finished, and the same command goes on from there.\n"
+    assert stopped.err == "error: interrupted; 'sweep' keeps what is finished, and the same command continues from there.\n"
     assert len((Path("sweep") / SOLUTIONS).read_text().splitlines()) == 2  # what they are solutions of, and one layer
     monkeypatch.setattr(Solver, "solve_each", lambda self, *args, **kwargs: solved.append(args) or real(self, *args, **kwargs))
     explore(model)

@@ -287,7 +287,7 @@ def test_stopped_it_says_how_many_points_are_kept_and_goes_on_from_them(
         patch.setattr(Folder, "keep", stopped_at_the_third)
         stopped = run(*FLAGS, jobs=1)
     assert (stopped.code, stopped.out) == (code, "")
-    told = f"error: {how}; 'sweep' keeps 2 of 3 points, and the same command goes on from there."
+    told = f"error: {how}; 'sweep' keeps 2 of 3 points, and the same command continues from there."
     assert stopped.err.splitlines()[-1] == told
     before = times("sweep")
     explore(*FLAGS, jobs=1)

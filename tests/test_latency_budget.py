@@ -243,7 +243,7 @@ def test_fine_tuning_does_not_make_the_table_void_and_another_size_does(tmp_path
     tuned = set_tensor(conv_net(), "w2", np.ones((8, 8, 3, 3)))
     assert structure_of(tuned, network_of(tuned)) == structure_of(model, network_of(model))
     larger = conv_net(size=16)
-    with pytest.raises(DeployError, match="has no time of this model at this input shape"):
+    with pytest.raises(DeployError, match="has no time for this model at this input shape"):
         latencies_of(table, larger, network_of(larger), path=path)
 
 
@@ -339,7 +339,7 @@ def test_a_result_that_takes_longer_than_predicted_is_planned_again_tighter(
     flags = ("--max-latency", "80%", "--timing", table, "--json")
     done = gconv("compress", tmp_path / "net.onnx", *flags)
     assert done.code == 0, done.err
-    assert "once more, tighter" in done.err
+    assert "trying again with a tighter budget" in done.err
     report = json.loads(done.out)
     assert report["latency"]["ratio"] <= 0.8
     assert report["budget"] == {"max_latency_ms": pytest.approx(0.8 * toy.milliseconds(conv_net(channels=16)), abs=1e-5)}
@@ -377,7 +377,7 @@ def test_a_report_says_that_a_forced_model_is_over_its_budget(tmp_path: Path, ta
     monkeypatch.setitem(CHANNEL_BLOCK, "ort-cpu", 1)
     done = gconv("compress", tmp_path / "net.onnx", "--max-latency", "80%", "--timing", table, "--json", "--force")
     assert done.code == 0, done.err
-    assert "0.90 of the dense time, over 0.80, and written because of --force" in done.err
+    assert "it takes 0.90 of the dense time, over the 0.80 allowed; written because of --force" in done.err
     assert json.loads(done.out)["budget_met"] is False
 
 

@@ -173,7 +173,7 @@ def test_the_page_says_what_the_report_says(digits: Path, digits_page: Path) -> 
     ]
     assert rows["verification"][2] == "passed, limit 0.0001"
     assert page.tables["Gathers left, recovered"][1:] == [[g["layer"], g["reason"]] for g in told["gathers"]["remaining"]]
-    assert page.tables["Convs left as they are, recovered"][1:] == [[c["name"], c["reason"]] for c in told["skipped"]]
+    assert page.tables["Skipped Convs, recovered"][1:] == [[c["name"], c["reason"]] for c in told["skipped"]]
 
 
 def test_every_layer_is_in_its_place_along_the_depth(digits: Path, digits_page: Path) -> None:

@@ -123,7 +123,7 @@ def test_ctrl_c_keeps_the_best_so_far_and_resuming_ends_where_the_uninterrupted_
     steps = (SAMPLES - 24) // 16
     stopped = interrupted_after(2 * steps + 1, f"{TUNE} unlabelled.npz", monkeypatch)
     assert stopped.code == 130
-    assert "interrupted; --resume goes on.\nwrote tuned.onnx" in stopped.err
+    assert "interrupted; --resume continues.\nwrote tuned.onnx" in stopped.err
     assert [record["epoch"] for record in history()] == [0, 1, 2]
     assert "dropped 0%" in run("apply tuned.onnx plan.json -o grouped.onnx")
     run(f"{TUNE} unlabelled.npz --resume")

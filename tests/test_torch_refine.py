@@ -112,7 +112,7 @@ def test_a_search_that_goes_on_from_an_earlier_choice_offers_no_fewer_groups() -
         ("--max-macs 50% --refined start.onnx", "--refined needs --refine-steps N"),
         ("--groups 2 --refine-steps 2 --refine-data images.npz", "is for a search under --max-macs"),
         ("--max-macs 50% --refine-steps 2 --refine-data images.npz --calib images.npz", "leave out --calib"),
-        ("--max-macs 50% --refine-steps 0 --refine-data images.npz", "'0' is not a whole number from 1 on"),
+        ("--max-macs 50% --refine-steps 0 --refine-data images.npz", "'0' is not a whole number of at least 1"),
         ("--max-macs 50% --refine-steps 1 --refine-data images.npz --refined net.onnx", "would overwrite the model itself"),
     ],
 )

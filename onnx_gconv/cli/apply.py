@@ -8,9 +8,9 @@ from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 
 TEACH = """\
-Group the Convs as the plan says. MODEL is the original model, the masked one, or a fine-tuned masked one. How much
-weight is dropped is told: it is exactly 0 for a masked model. A model that is not the original and would lose weight
-all the same was tuned without its masks held; it is refused.
+Group the Convs as the plan says. MODEL is the original model, the masked one, or a masked one that you fine-tuned. It says how
+much weight it drops: exactly 0 for a masked model. A model other than the original that would lose weight was tuned without
+its zeros held, and is refused.
 
   onnx-gconv apply model.onnx plan.json -o grouped.onnx
   onnx-gconv apply tuned.onnx plan.json -o grouped.onnx

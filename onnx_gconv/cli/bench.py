@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 RUNNERS = ("ort-cpu", "ort-cuda", "ort-tensorrt", "trtexec", "tensorrt", "tensorrt-rtx")
 TEACH = """\
-Measure models with a runner, here or on another machine over ssh. The first model is the baseline of the ratios; all take
-turns, so that what disturbs one disturbs all. Programs and models are copied to the host, and nothing is left there.
+Measure models with a runner, here or on another machine over ssh. The first model is the baseline of the ratios. The models
+take turns, so that whatever disturbs one disturbs all. Programs and models are copied to the host, and nothing is left there.
 
   onnx-gconv bench model.onnx model.gconv.onnx --runner ort-cpu
   onnx-gconv bench model.onnx model.gconv.onnx --runner trtexec --precision fp16 --host ssh://nvidia@jetson
 
-With --sweep, every layer of the models is timed with every number of groups that suits the device, into a table for
-`compress --max-latency 60% --timing table.json`. Interrupted and started again, it goes on where it was.
+With --sweep, every layer of the models is timed with every number of groups that suits the device. The table is for
+`compress --max-latency 60% --timing table.json`. Start it again after an interruption, and it continues where it stopped.
 
   onnx-gconv bench model.onnx --runner ort-cpu --sweep --timing-out table.json
 """

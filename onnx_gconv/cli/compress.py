@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from onnx_gconv import Result
 
 TEACH = """\
-Plan, group, verify, write and report. Writes OUT.onnx, OUT.plan.json and OUT.report.json, all or nothing.
+The whole job: plan, recover, group, verify, write, report. Writes OUT.onnx, OUT.plan.json and OUT.report.json, all or nothing.
 
-  onnx-gconv compress model.onnx --max-flops 50%
-  onnx-gconv compress model.onnx --max-params 1.2M --exclude head -o small.onnx
   onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --eval test.npz
+  onnx-gconv compress model.onnx --max-flops 50% --calib photos/ --resize 256 --target ort-cpu
+  onnx-gconv compress model.onnx --max-params 1.2M --exclude head -o small.onnx
 
-With --calib the weights that are left are fitted, layer by layer, to what the dense model does on these samples. That
-brings most of the accuracy back without labels or training, and the search measures what each layer can bear.
+Give it --calib: a few hundred samples without labels. The weights that are left are fitted, layer by layer, to what the dense
+model does on them, and the search measures what each layer can bear. That brings most of the accuracy back without training.
+Without --calib nothing is fitted, and most of the accuracy is lost until you train. --eval says how much is left.
 """
 
 

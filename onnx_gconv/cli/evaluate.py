@@ -9,8 +9,8 @@ from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 
 TEACH = """\
-Run a model on data and print how often it is right (top-1 and top-5, where there are labels) and how close it is to a
-reference: how often both name the same class, and the distance of each output. Models that do not classify need a
+Run a model on data. Prints how often it is right (top-1 and top-5, where there are labels) and how close it is to a
+reference: how often both name the same class, and the distance of each output. A model that does not classify needs a
 reference.
 
   onnx-gconv evaluate small.onnx --data test.npz

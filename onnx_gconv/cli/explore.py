@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from onnx_gconv import Exploration
 
 TEACH = """\
-Find the best plan for each of several budgets, from the model as it is down to the smallest it can become. Writes into
-DIR a plan for each point (point-00.plan.json …), explore.json and a picture. The layers are solved once; interrupted and
-started again with the same flags, it goes on where it was.
+Find the best plan for each of several budgets, from the model as it is down to the smallest it can become. Writes a plan for
+each point (point-00.plan.json and so on), explore.json and a picture into DIR. The layers are solved once. Start it again with
+the same flags after an interruption, and it continues where it stopped.
 
   onnx-gconv explore model.onnx -o sweep --points 12
   onnx-gconv apply model.onnx sweep/point-05.plan.json -o grouped.onnx
 
-With --calib, --eval or --finetune each point becomes a model, point-05.onnx, recovered, grouped and verified as `compress`
-does it; then the table and the picture show accuracy, and which points another one beats. Points are independent jobs: they
-run in --jobs processes here, or on a Ray cluster. A process that dies is replaced, and finished points are not done again.
+With --calib, --eval or --finetune each point becomes a model, point-05.onnx, made as `compress` makes it, and the table and
+the picture show accuracy and which points another one beats. Points are independent: they run in --jobs processes here, or on
+a Ray cluster. A process that dies is replaced, and finished points are not made again.
 
   onnx-gconv explore model.onnx -o sweep --points 8 --calib images.npz --eval test.npz
   onnx-gconv explore model.onnx -o sweep --calib images.npz --eval test.npz --finetune train.npz --epochs 5

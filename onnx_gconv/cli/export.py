@@ -9,8 +9,8 @@ from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 
 TEACH = """\
-Write the model as a target reads it: for the Jetson TX2 opset 13, IR version 7 and int32 indices, for TensorRT int32 indices.
-The result is run against the model before it is written; what cannot be converted is named.
+Write the model as a target reads it: opset 13, IR version 7 and int32 indices for the Jetson TX2, int32 indices for TensorRT.
+The result is compared with the model before it is written. Anything that cannot be converted is named.
 
   onnx-gconv export model.gconv.onnx --target tx2 --batch 1 -o model.tx2.onnx
 """

@@ -10,9 +10,9 @@ from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 
 TEACH = """\
-Train a pruned model in PyTorch while the weights that the plan drops stay zero, and write it back into the same graph,
-ready for `apply`. MODEL is the original model (then its weights are masked first) or a masked one. With labels it learns
-from them; without, from the outputs of the dense model. Ctrl-C ends it early and keeps the best so far.
+Train a pruned model in PyTorch while the weights that the plan drops stay zero, and write it back into the same graph, ready
+for `apply`. MODEL is the original model (its weights are masked first) or a masked one. It learns from labels if there are
+any, else from the outputs of the dense model. Ctrl-C ends it early and keeps the best epoch so far.
 
   onnx-gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx
   onnx-gconv finetune model.onnx plan.json --calib images.npz --data images.npz -o tuned.onnx
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if found.files:
         if found.tuned.interrupted:
-            story.tell("interrupted; --resume goes on.")
+            story.tell("interrupted; --resume continues.")
         *files, metrics = found.files
         story.wrote(files, f"the weights of epoch {found.tuned.best.epoch}, and {metrics}")
     return 130 if found.tuned.interrupted else 0

@@ -8,8 +8,8 @@ from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 
 TEACH = """\
-List every Conv of the model: its shape, the numbers of groups it can have, what it costs; and every Conv that cannot
-be grouped, with the reason.
+List every Conv of the model with its shape, the numbers of groups it can have and what it costs, and every skipped Conv with
+the reason.
 
   onnx-gconv inspect model.onnx
   onnx-gconv inspect detector.onnx --input-shape 1x3x640x640 --json

@@ -8,8 +8,8 @@ from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 
 TEACH = """\
-Write the model with the weights that the plan drops set to zero, and nothing else changed: all names are kept, any
-framework can import and fine-tune it. Then `apply` the same plan to the tuned model.
+Write the model with the weights that the plan drops set to zero. Nothing else changes and every name is kept, so any
+framework can import it and fine-tune it. Then `apply` the same plan to the tuned model.
 
   onnx-gconv mask model.onnx plan.json -o masked.onnx
 """

@@ -117,7 +117,7 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     """Add the flags that name calibration data; `add_data_flags` says how images are read."""
     recovery = parser.add_argument_group("recovery", "on unlabelled samples, with linear algebra; no training")
     recovery.add_argument(
-        "--calib", metavar="DATA", help="samples like those the model was made for, some hundred or more; " + DATA_HELP
+        "--calib", metavar="DATA", help="samples like those the model was made for, a few hundred or more; " + DATA_HELP
     )
     recovery.add_argument("--calib-samples", type=positive, metavar="N", help="use at most the first N of them (default 1000)")
 
@@ -161,7 +161,7 @@ def add_method(parser: argparse.ArgumentParser) -> None:
 def _add_layers(parser: argparse.ArgumentParser) -> None:
     layers = parser.add_argument_group("layers")
     layers.add_argument("--include", type=_regex, metavar="REGEX", help="group only layers whose layer or node name matches")
-    layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="leave layers whose layer or node name matches")
+    layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="skip layers whose layer or node name matches")
     layers.add_argument(
         "--min-group-channels",
         type=positive,
@@ -241,7 +241,7 @@ def natural(text: str) -> int:
 
 def _whole(text: str, *, least: int) -> int:
     if not text.strip().isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 

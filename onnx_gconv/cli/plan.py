@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from onnx_gconv import Planned
 
 TEACH = """\
-Choose the number of groups of each Conv and which channels go together; write it as a plan, one layer a line.
-Carry it out with `mask` and `apply`. Editing a plan by hand is fine: it is checked when it is read.
+Choose the number of groups of each Conv and which channels go together, and write that as a plan, one layer a line. Carry it
+out with `mask` and `apply`. You may edit a plan by hand: it is checked when it is read.
 
   onnx-gconv plan model.onnx --max-flops 50% -o plan.json
   onnx-gconv plan model.onnx --groups 4 --exclude 'head' -o plan.json

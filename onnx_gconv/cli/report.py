@@ -10,17 +10,17 @@ from onnx_gconv.files import make_folder, staged
 
 PAGES = (".html", ".htm")
 TEACH = """\
-Make one HTML page of what the other commands have written, with charts and tables: costs before and after, groups and kept
-share of each layer, importance matrices before and after the permutation, MACs and milliseconds, Gathers and why they are
-left, the curve of an exploration, and of fine-tuning. The page is a single file that needs no network.
+Make one HTML page from what the other commands have written: sizes before and after, groups and kept share of each layer,
+importance matrices before and after the permutation, MACs and milliseconds, Gathers and why they remain, the curves of an
+exploration and of fine-tuning. The page is a single file and needs no network.
 
   onnx-gconv report model.gconv.report.json -o page.html     that model, with the files of the same name beside it
   onnx-gconv report results/ -o page.html                    everything in the folder
   onnx-gconv report sweep/ --point 5 -o page.html            an exploration, and one of its points layer by layer
   onnx-gconv report results/ -o page.html --figures figures  the charts as SVG and PNG, too
 
-In a folder, it looks for *.report.json, *.plan.json, timing.json and *.timing.json, *.metrics.jsonl and explore.json. The
-matrices are those of the model that was planned; it is looked for where it was then, and beside the report.
+In a folder it looks for *.report.json, *.plan.json, timing.json, *.timing.json, *.metrics.jsonl and explore.json. The matrices
+are those of the original model, which is looked for where it was and beside the report.
 """
 
 
@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options.check_outputs(args, args.output)
     if args.output.exists() and args.output.suffix not in PAGES:
-        raise UsageError(f"the page would overwrite the file {args.output}, which is none")
+        raise UsageError(f"{args.output} exists and is not an HTML page: choose another name")
     _require_matplotlib()
     from onnx_gconv.report.page.collection import collect
     from onnx_gconv.report.page.page import page, picture_files, sections, show

@@ -9,8 +9,8 @@ from onnx_gconv.cli import options
 from onnx_gconv.errors import VerifyError
 
 TEACH = """\
-Run two models on the same seeded inputs and print the worst difference of each output; exit 1 beyond the tolerance.
-The difference is relative to the largest value of the output.
+Run two models on the same seeded inputs and print the largest difference in each output. Exits with 1 beyond the tolerance.
+Differences are relative to the largest value of the output.
 
   onnx-gconv verify masked.onnx grouped.onnx
 """

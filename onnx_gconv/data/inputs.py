@@ -104,7 +104,7 @@ def require_label_type(shape: tuple[int, ...], dtype: np.dtype[Any], *, source: 
     if len(shape) != 1 or dtype.kind not in "iu":
         raise DataError(
             f"{source}: the labels are {dtype} with {len(shape)} axes, not one whole number for each sample.",
-            hint="give class numbers from 0 on in one axis; labels.argmax(axis=1) of one-hot labels",
+            hint="give class numbers that start at 0 in one axis; labels.argmax(axis=1) of one-hot labels",
         )
 
 
@@ -113,7 +113,9 @@ def cast_labels(values: NDArray[np.generic], *, source: str, first: int) -> NDAr
     labels = np.ascontiguousarray(values, dtype=np.int64)
     if labels.size and labels.min() < 0:
         sample = first + int(np.flatnonzero(labels < 0)[0])
-        raise DataError(f"{source}: the label of sample {sample} (from 0) is {labels.min()}.", hint="give class numbers from 0 on")
+        raise DataError(
+            f"{source}: the label of sample {sample} (from 0) is {labels.min()}.", hint="give class numbers that start at 0"
+        )
     return labels
 
 

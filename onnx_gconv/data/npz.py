@@ -103,7 +103,7 @@ def _require_names(path: str, stored: set[str], inputs: Sequence[Input]) -> None
         there = ", ".join(map(repr, sorted(stored))) or "no array"
         raise DataError(f"'{path}' has no array for the input {missing[0]!r}: it holds {there}.", hint=hint)
     if unknown:
-        raise DataError(f"'{path}' holds {unknown[0]!r}, which is no input of the model.", hint=hint)
+        raise DataError(f"'{path}' holds {unknown[0]!r}, which is not an input of the model.", hint=hint)
 
 
 def _header(path: str, archive: zipfile.ZipFile, name: str) -> Header:

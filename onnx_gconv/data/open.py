@@ -51,14 +51,14 @@ def _open_named(text: str, inputs: tuple[Input, ...], preprocessing: Preprocessi
         return open_folder(text, inputs, preprocessing)
     is_npz = path.suffix.lower() == ".npz"
     if not is_npz and (path.exists() or not FUNCTION.fullmatch(text)):
-        problem = "is no .npz file" if path.exists() else "is not there"
+        problem = "is not an .npz file" if path.exists() else "is not there"
         raise DataError(
             f"the data '{text}' {problem}.",
             hint="data is an .npz file, a folder of images, or package.module:function",
         )
     if preprocessing != Preprocessing():
         raise DataError(
-            f"'{text}' is no folder of images, so there is nothing to resize, crop, scale or normalise.",
+            f"'{text}' is not a folder of images, so there is nothing to resize, crop, scale or normalise.",
             hint="leave out --resize, --crop, --scale, --mean, --std and --channel-order: other data comes preprocessed",
         )
     return open_npz(text, inputs) if is_npz else open_named_function(text, inputs)

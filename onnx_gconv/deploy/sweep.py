@@ -96,7 +96,7 @@ def latencies_of(table: TimeTable, model: onnx.ModelProto, network: Network, *, 
     layer_ms = {layer.name: table.layers[shape] for layer, shape in _shapes(model, network) if shape in table.layers}
     if structure not in table.models or not layer_ms:
         raise DeployError(
-            f"'{path}' has no time of this model at this input shape.",
+            f"'{path}' has no time for this model at this input shape.",
             hint=f"add it: onnx-gconv bench MODEL --runner {table.bench.runner} --sweep --timing-out {path}",
         )
     return LayerLatencies(table.bench.runner, table.bench.host, table.models[structure], layer_ms)
@@ -106,7 +106,7 @@ def gather_time(table: TimeTable, tensor: Shape, *, path: Path) -> GatherTime:
     """Return what a Gather of the channels of such a tensor takes."""
     if tensor not in table.gathers:
         raise DeployError(
-            f"'{path}' has no time of a Gather of {'x'.join(map(str, tensor))}.",
+            f"'{path}' has no time for a Gather of {'x'.join(map(str, tensor))}.",
             hint="make the table again, or use --gathers none",
         )
     return table.gathers[tensor]

@@ -133,7 +133,7 @@ def _spread(top: Fields, field: str) -> Spread | None:
     low, mean, median, high = (values.number(name) for name in ("min", "mean", "median", "max"))
     p90, p95, p99 = (values.maybe_number(name) for name in ("p90", "p95", "p99"))
     if not 0 <= low <= median <= high:
-        raise values.wrong("min, median and max are not in this sequence", MALFORMED.remedy)
+        raise values.wrong("min, median and max are out of order", MALFORMED.remedy)
     return Spread(low, mean, median, p90, p95, p99, high)
 
 

@@ -70,7 +70,7 @@ def explore(
         print([(point.macs, point.evaluation["top1"]) for point in found.points])
 
     With `calib`, `eval` or `finetune` (data to train on) every point becomes a model. Points are made in processes of their own,
-    `jobs` at a time or on a Ray cluster, so model and data are given by name. Called again it goes on where it was.
+    `jobs` at a time or on a Ray cluster, so model and data are given by name. Call it again after an interruption, and it continues where it stopped.
     """
     settings = _named(settings_of("explore", wishes, ExploreWishes))
     has_models = any((settings.calib, settings.eval, finetune))
@@ -105,10 +105,10 @@ def _named(settings: Settings) -> Settings:
 def _require_engine(engine: EngineName, address: str | None, *, has_models: bool) -> None:
     """Refuse before any work where the cluster makes no sense or is not there."""
     if address and engine != "ray":
-        raise UsageError("--address is of a Ray cluster: give --engine ray")
+        raise UsageError("--address needs --engine ray")
     if engine == "ray":
         if not has_models:
-            raise UsageError("--engine ray runs what --calib, --eval or --finetune ask for; plans alone are searched here, soon")
+            raise UsageError("--engine ray has nothing to do: add --calib, --eval or --finetune (plans alone take seconds, here)")
         from onnx_gconv.exploration.ray import require_cluster
 
         require_cluster(address)
@@ -165,7 +165,7 @@ class _Explorer:
                 raise
             # Ctrl-C, say. Before the first point is known, nobody knows which of those in the folder are of this exploration.
             kept = f"{len(points)} of {self._count} points" if points else "what is finished"
-            raise type(stop)(f"'{self._path}' keeps {kept}, and the same command goes on from there.") from stop
+            raise type(stop)(f"'{self._path}' keeps {kept}, and the same command continues from there.") from stop
         return Exploration(original.network, self._by, tuple(points), tuple(self._failures))
 
     def _plans(self, solved: Solved) -> Iterator[list[Point]]:

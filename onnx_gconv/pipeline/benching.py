@@ -76,7 +76,7 @@ def sweep(
 ) -> TimeTable:
     """Return what every layer of the models takes with every number of groups that suits the device; `table` is filled with it.
 
-    It goes on from a table that is there already, so it may be interrupted. `compress(..., timing=table, max_latency=0.6)` uses it.
+    It adds to a table that is there already, so it may be interrupted. `compress(..., timing=table, max_latency=0.6)` uses it.
     """
     machine = device.machine
     for model in models:

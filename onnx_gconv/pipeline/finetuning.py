@@ -53,7 +53,7 @@ def finetune(
 
     `model` is the original (then its weights are masked, and with `calib` fitted first) or a masked one. With labels it learns
     from them, without from the outputs of the dense model. A checkpoint and metrics.jsonl lie beside `output` after every
-    epoch; `resume` goes on from there. Ctrl-C ends it early and keeps the best so far. Needs PyTorch.
+    epoch; `resume` continues from there. Ctrl-C ends it early and keeps the best so far. Needs PyTorch.
     """
     settings = settings_of("finetune", wishes, RecoverWishes)
     result = as_path(output)
@@ -126,7 +126,9 @@ def _start(
         )
     start, recovery = recovered(original, matched, samples, settings, listener)
     if is_fitted_to_all:
-        listener.warn("the start was fitted to the samples held back, too, so its validation figures flatter it")
+        listener.warn(
+            "the starting weights were fitted to the held-back samples as well, so their validation figures look too good"
+        )
     listener.note(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
     return start
 

@@ -76,7 +76,9 @@ class Chooser:
             if candidate.is_in_time:
                 return candidate
         if self._settings.force:
-            listener.warn(f"{best.ratio:.2f} of the dense time, over {best.limit:.2f}, and written because of --force")
+            listener.warn(
+                f"it takes {best.ratio:.2f} of the dense time, over the {best.limit:.2f} allowed; written because of --force"
+            )
             return best
         raise _too_slow(best)
 
@@ -96,7 +98,7 @@ class Chooser:
                 break
             limit_ms *= 0.995 * candidate.limit / candidate.ratio
             self._listener.note(
-                f"{candidate.ratio:.1%} of the dense time, over the {candidate.limit:.1%} asked: once more, tighter"
+                f"{candidate.ratio:.1%} of the dense time, over the {candidate.limit:.1%} asked: trying again with a tighter budget"
             )
             try:
                 tighter = plan_within(planned.solved, replace(counted, max_latency_ms=limit_ms))

@@ -43,7 +43,7 @@ def verify(
     if samples < 1:
         raise UsageError(f"--samples {samples} compares nothing: ask for at least 1")
     if tolerance is not None and not tolerance >= 0:
-        raise UsageError(f"--tolerance {tolerance} is not a number from 0 on: leave it out for the default of the model's type")
+        raise UsageError(f"--tolerance {tolerance} is not a number of at least 0: leave it out for the default of the model's type")
     one, two = open_original(model, input_shape), open_original(other)
     limit = default_tolerance(one.model) if tolerance is None else tolerance
     return verification.verify(one.model, two.model, tolerance=limit, seed=seed, samples=samples, shapes=one.given_shapes)

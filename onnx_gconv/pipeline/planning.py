@@ -263,7 +263,7 @@ def plan_within(solved: Solved, budget: Budget) -> Planned:
         if aside_ms >= limit:
             break
     raise BudgetError(
-        f"the budget cannot be met: {limit:.4g} ms is asked, and the Gathers alone take {aside_ms:.4g} ms.",
+        f"the budget cannot be met: you asked for {limit:.4g} ms, and the Gathers alone take {aside_ms:.4g} ms.",
         hint="--gathers none needs no Gathers, --gathers shared fewer",
     )
 

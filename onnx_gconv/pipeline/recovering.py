@@ -38,7 +38,7 @@ def recovered(
     options = FitOptions(seed=settings.seed, jobs=settings.jobs)
     model, recovery = recover(original.model, matched, samples, options=options, progress=listener.phase("recovering"))
     if _is_one_sample(samples):
-        listener.warn("the first samples are all the same: weights fitted to such data are of no use for any other")
+        listener.warn("the first samples are identical: weights fitted to them will not suit other data")
     if recovery.samples < FEW_SAMPLES:
         listener.warn(
             f"fitted to only {recovery.samples} samples: the weights may suit these and no others. The output error cannot "

@@ -55,7 +55,7 @@ def refine(original: Original, settings: Settings, facts: Facts, listener: Liste
     layers = _kept_of(original, final.plan, settings, facts)
     decided = replace(final.plan, layers=layers, source_sha256=original.sha256)
     other = _differing(unrefined, decided)
-    listener.note(f"refined: {other} layers have another number of groups than without the fine-tuning")
+    listener.note(f"refined: fine-tuning changed the number of groups of {other} layers")
     matched = match(model, decided)
     start = Rewritten(mask(model, matched), len(matched), (2 * len(matched), 0), (), None, bool(original.data_files))
     return replace(final, plan=decided, refined=start)

@@ -199,7 +199,7 @@ class Settings:
         for name, least in WHOLE.items():
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
-                raise UsageError(f"{_flag(name)}: {value!r} is not a whole number from {least} on")
+                raise UsageError(f"{_flag(name)}: {value!r} is not a whole number of at least {least}")
         for name in ("include", "exclude"):
             try:
                 re.compile(getattr(self, name) or "")

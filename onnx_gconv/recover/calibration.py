@@ -38,7 +38,7 @@ class Calibration:
         if count == 0:
             raise DataError(
                 f"'{self.data.name}' has no {'whole batch of ' + str(self.batch) + ' ' if self.is_fixed else ''}samples.",
-                hint="calibrate on some hundred samples; labels are not needed",
+                hint="calibrate on a few hundred samples; labels are not needed",
             )
 
 

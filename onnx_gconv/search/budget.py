@@ -54,7 +54,7 @@ def parse_limit(text: str) -> Limit:
         return Limit(text.strip(), number / 100, is_share=True)
     if not unit and number <= 100:
         raise BudgetError(
-            f"a budget of {text.strip()} leaves nothing of any model.", hint=f"a share has a percent sign: {_share(number)}"
+            f"a budget of {text.strip()} is smaller than any model.", hint=f"a share has a percent sign: {_share(number)}"
         )
     return Limit(text.strip(), number * SUFFIXES[unit], is_share=False)
 

@@ -98,9 +98,9 @@ def require_feasible(table: Table, budget: Budget) -> None:
     limit, fastest, dense = budget.latency_ns, table.latency_ns(table.fastest()), table.latency_ns([0] * len(table.rows))
     if limit is not None and fastest > limit:
         raise BudgetError(
-            f"the budget cannot be met: {limit / 1e6:.4g} ms is asked, but with every layer at its fastest number of groups the "
+            f"the budget cannot be met: you asked for {limit / 1e6:.4g} ms, but even with every layer at its fastest number of groups the "
             f"model still takes {fastest / 1e6:.4g} ms, by the times in the table.",
-            hint=f"feasible: --max-latency from {share(fastest, dense)} up to 100%; less --exclude widens it",
+            hint=f"feasible: --max-latency from {share(fastest, dense)} up to 100%; exclude fewer layers to go lower",
         )
     params, macs = table.totals(table.smallest())
     if budget.allows(params, macs):
@@ -118,9 +118,9 @@ def require_feasible(table: Table, budget: Budget) -> None:
     still += [f"{2 * macs:,} FLOPs"] if budget.max_flops is not None else []
     asked = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in budget.as_dict().items())
     raise BudgetError(
-        f"the budget cannot be met: {asked} is asked, but with every layer at its largest number of groups the model "
+        f"the budget cannot be met: you asked for {asked}, but even with every layer at its largest number of groups the model "
         f"still has {' and '.join(still)}.",
-        hint=f"feasible: {'; '.join(ranges)} up to 100%; less --exclude, smaller --min-group-channels, --target generic widen it",
+        hint=f"feasible: {'; '.join(ranges)} up to 100%; to go lower, exclude fewer layers, lower --min-group-channels or use --target generic",
     )
 
 

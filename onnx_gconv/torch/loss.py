@@ -53,7 +53,7 @@ class Loss:
             if int(labels.max()) >= classes:
                 raise DataError(
                     f"a label is {int(labels.max())}, but the model has {classes} classes.",
-                    hint="labels are class numbers from 0 on, in the order of the model's output",
+                    hint="labels are class numbers that start at 0, in the order of the model's output",
                 )
             total = total + (1 - self.distill) * F.cross_entropy(self._logits(outputs, place), labels)
         return total

@@ -83,7 +83,7 @@ def _device(name: str, local_rank: int) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise TrainingError(f"--device {name!r} is no device.", hint="write auto, cpu, cuda or cuda:1") from error
+        raise TrainingError(f"--device {name!r} is not a device.", hint="write auto, cpu, cuda or cuda:1") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise TrainingError("--device cuda: PyTorch finds no CUDA device here.", hint="--device cpu, or a CUDA build of PyTorch")
     return torch.device("cuda", local_rank) if name == "cuda" else device

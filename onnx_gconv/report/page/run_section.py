@@ -57,8 +57,8 @@ def run_section(shown: Shown, anchor: str) -> Section:
         parts += [_heading("Gathers left, and why"), *_gather_parts(run.report, name)]
     skipped = run.plan.skipped if run.plan is not None else run.report.skipped if run.report is not None else ()
     if skipped:
-        reasons = table(f"Convs left as they are, {name}", ("Conv", "why"), [(conv.name, conv.reason) for conv in skipped], words=2)
-        parts += [_heading("Convs left as they are"), _folded(f"{len(skipped)} Convs with the reason", reasons, len(skipped))]
+        reasons = table(f"Skipped Convs, {name}", ("Conv", "why"), [(conv.name, conv.reason) for conv in skipped], words=2)
+        parts += [_heading("Skipped Convs"), _folded(f"{len(skipped)} Convs with the reason", reasons, len(skipped))]
     return Section(anchor, name, tuple(parts))
 
 
