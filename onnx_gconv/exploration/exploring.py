@@ -70,7 +70,8 @@ def explore(
         print([(point.macs, point.evaluation["top1"]) for point in found.points])
 
     With `calib`, `eval` or `finetune` (data to train on) every point becomes a model. Points are made in processes of their own,
-    `jobs` at a time or on a Ray cluster, so model and data are given by name. Call it again after an interruption, and it continues where it stopped.
+    `jobs` at a time or on a Ray cluster, so model and data are given by name. Called again after an interruption, it continues
+    where it stopped.
     """
     settings = _named(settings_of("explore", wishes, ExploreWishes))
     has_models = any((settings.calib, settings.eval, finetune))

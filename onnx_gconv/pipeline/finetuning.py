@@ -126,9 +126,7 @@ def _start(
         )
     start, recovery = recovered(original, matched, samples, settings, listener)
     if is_fitted_to_all:
-        listener.warn(
-            "the starting weights were fitted to the held-back samples as well, so their validation figures look too good"
-        )
+        listener.warn("the starting weights were fitted to the held-back samples, too: their validation figures look too good")
     listener.note(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
     return start
 
