@@ -98,8 +98,8 @@ def require_feasible(table: Table, budget: Budget) -> None:
     limit, fastest, dense = budget.latency_ns, table.latency_ns(table.fastest()), table.latency_ns([0] * len(table.rows))
     if limit is not None and fastest > limit:
         raise BudgetError(
-            f"the budget cannot be met: you asked for {limit / 1e6:.4g} ms, but even with every layer at its fastest number of groups the "
-            f"model still takes {fastest / 1e6:.4g} ms, by the times in the table.",
+            f"the budget cannot be met: you asked for {limit / 1e6:.4g} ms, but even with every layer at its fastest number of "
+            f"groups the model takes {fastest / 1e6:.4g} ms, by the times in the table.",
             hint=f"feasible: --max-latency from {share(fastest, dense)} up to 100%; exclude fewer layers to go lower",
         )
     params, macs = table.totals(table.smallest())
@@ -119,8 +119,9 @@ def require_feasible(table: Table, budget: Budget) -> None:
     asked = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in budget.as_dict().items())
     raise BudgetError(
         f"the budget cannot be met: you asked for {asked}, but even with every layer at its largest number of groups the model "
-        f"still has {' and '.join(still)}.",
-        hint=f"feasible: {'; '.join(ranges)} up to 100%; to go lower, exclude fewer layers, lower --min-group-channels or use --target generic",
+        f"has {' and '.join(still)}.",
+        hint=f"feasible: {'; '.join(ranges)} up to 100%; to go lower, exclude fewer layers, lower "
+        "--min-group-channels or use --target generic",
     )
 
 
