@@ -13,7 +13,7 @@ from onnx_gconv.data.inputs import model_inputs
 from onnx_gconv.data.open import WHERE_LABELS_ARE
 from onnx_gconv.errors import DataError, ModelError
 from onnx_gconv.listener import OnProgress, ignore
-from onnx_gconv.runtime import Result, run, session
+from onnx_gconv.runtime import Output, run, session
 from onnx_gconv.verification import finite, require_same_interface
 
 FEWEST_CLASSES = 6  # of five classes, every one is among the first five
@@ -98,7 +98,7 @@ class Runner:
         self._types = {value.name: value.dtype for value in model_inputs(model)}
         self._size = size
 
-    def results(self, batch: Batch) -> dict[str, Result]:
+    def results(self, batch: Batch) -> dict[str, Output]:
         """Return the outputs for these samples. A model with a fixed batch gets them repeated to fill it."""
         count = len(batch)
         rows = np.arange(self._size or count) % count
@@ -165,7 +165,7 @@ class Tally:
     agreeing: int | None = None
     gaps: dict[str, Gap] = field(default_factory=dict)
 
-    def add(self, batch: Batch, found: Mapping[str, Result], expected: Mapping[str, Result] | None) -> None:
+    def add(self, batch: Batch, found: Mapping[str, Output], expected: Mapping[str, Output] | None) -> None:
         if not self.samples:
             self._look(batch, found, has_reference=expected is not None)
         if self.logits is not None:
@@ -192,7 +192,7 @@ class Tally:
             outputs={name: gap.distance() for name, gap in self.gaps.items()},
         )
 
-    def _look(self, batch: Batch, found: Mapping[str, Result], *, has_reference: bool) -> None:
+    def _look(self, batch: Batch, found: Mapping[str, Output], *, has_reference: bool) -> None:
         """Find the output with one number for each class; without it there is no right or wrong."""
         self.logits = next((name for name, value in found.items() if _is_class_like(value, len(batch))), None)
         if self.logits is None:
@@ -221,7 +221,7 @@ class Tally:
         if expected is not None and self.reference_hits is not None:
             self.reference_hits.add(expected, batch.labels)
 
-    def _rows(self, results: Mapping[str, Result], samples: int) -> NDArray[np.floating]:
+    def _rows(self, results: Mapping[str, Output], samples: int) -> NDArray[np.floating]:
         """Return the numbers of the classes, a row for each sample."""
         assert self.logits is not None
         value = _floats(results[self.logits])
@@ -248,11 +248,11 @@ def rank(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> NDArray[np.
     return places
 
 
-def _floats(value: Result) -> NDArray[np.floating] | None:
+def _floats(value: Output) -> NDArray[np.floating] | None:
     return value if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating) else None
 
 
-def _is_class_like(value: Result, samples: int) -> bool:
+def _is_class_like(value: Output, samples: int) -> bool:
     """Return whether an output is (samples, classes) or (samples, classes, 1, 1)."""
     floats = _floats(value)
     if floats is None or floats.ndim not in (2, 4):

@@ -15,7 +15,7 @@ from onnx_gconv.model.apart import is_large_model, written_apart
 from onnx_gconv.model.shapes import Shape, free_inputs, input_shapes
 
 Feeds = dict[str, NDArray[np.generic]]
-Result = object  # an array, or a list or dict of them for sequences and maps
+Output = object  # an array, or a list or dict of them for sequences and maps
 
 # Tried in this order for dynamic axes: small first, larger ones for models that pool many times.
 SMALL_SIZES = (64, 32, 128, 224, 256, 320, 512, 640)
@@ -77,7 +77,7 @@ def _load(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSess
         ) from error
 
 
-def run(active: ort.InferenceSession, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Result]:
+def run(active: ort.InferenceSession, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Output]:
     """Return the outputs by name."""
     names = list(outputs) if outputs is not None else [value.name for value in active.get_outputs()]
     try:

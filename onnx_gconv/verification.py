@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx_gconv.errors import VerifyError
 from onnx_gconv.model.shapes import Shape, free_inputs
 from onnx_gconv.model.shell import shell
-from onnx_gconv.runtime import Feeds, Result, feed_batches, lean_session, release_freed_memory, run, with_outputs
+from onnx_gconv.runtime import Feeds, Output, feed_batches, lean_session, release_freed_memory, run, with_outputs
 
 Order = NDArray[np.int64]
 Item = TypeVar("Item")
@@ -78,7 +78,7 @@ def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def compare(first: Result, second: Result) -> Difference:
+def compare(first: Output, second: Output) -> Difference:
     """Return the difference of two results of one output: arrays, or sequences and maps of them taken as one.
 
     Relative to the largest value in the whole output: 1e-7 in a map's smallest probability is rounding, too.
@@ -105,7 +105,7 @@ def compare(first: Result, second: Result) -> Difference:
     return Difference(max_abs, max_abs / largest) if largest > 0 else Difference(0.0, 0.0, reason)
 
 
-def _leaves(result: Result) -> Iterator[NDArray[np.generic]]:
+def _leaves(result: Output) -> Iterator[NDArray[np.generic]]:
     if isinstance(result, dict):
         yield np.asarray(list(result), dtype=object)
         result = list(result.values())
@@ -149,7 +149,7 @@ class Seen:
 
     structure: onnx.ModelProto
     feeds: list[Feeds]
-    results: list[dict[str, Result]]
+    results: list[dict[str, Output]]
 
 
 def verify(

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from tiny import conv_net, gconv, save, set_tensor, with_custom_op
 
-from onnx_gconv.deploy.exporting import export
+from onnx_gconv.deploy.exporting import convert
 from onnx_gconv.deploy.opset import lower_opset, standard_opset
 from onnx_gconv.verification import verify
 
@@ -56,7 +56,7 @@ def test_a_tx2_gets_opset_13_ir_7_and_int32_indices(tmp_path: Path) -> None:
 def test_newer_operators_become_what_they_were(opset: int, body: str) -> None:
     model = parsed(body, opset=opset)
     before = model.SerializeToString()
-    result = export(model, "tx2", shapes={"image": (2, 4, 6, 6)}).model
+    result = convert(model, "tx2", shapes={"image": (2, 4, 6, 6)}).model
     assert model.SerializeToString() == before
     assert (standard_opset(result), result.ir_version) == (13, 7)
     onnx.checker.check_model(result, full_check=True)
@@ -82,7 +82,7 @@ def test_indices_that_something_else_reads_stay_int64() -> None:
         "a = Gather <axis = 1> (image, indices) b = Cast <to = 1> (indices) c = Reshape (b, s) out = Mul (a, c)", opset=13
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 4, 1, 1]), "s"))
-    result = export(model, "tensorrt", shapes={}).model
+    result = convert(model, "tensorrt", shapes={}).model
     kept = next(tensor for tensor in result.graph.initializer if tensor.name == "indices")
     assert kept.data_type == onnx.TensorProto.INT64
 
@@ -91,8 +91,8 @@ def test_a_converted_model_that_differs_is_not_written(tmp_path: Path, monkeypat
     from onnx_gconv.deploy import exporting
 
     save(conv_net(), tmp_path / "net.onnx")
-    wrong = exporting.Exported(set_tensor(conv_net(), "b4", np.ones(4)), ())
-    monkeypatch.setattr(exporting, "export", lambda *args, **kwargs: wrong)
+    wrong = exporting.Conversion(set_tensor(conv_net(), "b4", np.ones(4)), ())
+    monkeypatch.setattr(exporting, "convert", lambda *args, **kwargs: wrong)
     done = gconv("export", tmp_path / "net.onnx", "--target", "tx2", "-o", tmp_path / "out.onnx")
     assert done.code == 1
     assert "the converted model differs" in done.err

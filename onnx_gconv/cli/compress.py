@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         print(files[-1].read_text(encoding="utf-8"), end="")
     else:
         _print(result, is_verbose=args.verbose)
-    tell_search(result.candidate.planned, story)
+    tell_search(result.clocked.planned, story)
     count, more = len(result.plan.layers), "" if args.verbose else "; -v lists them"
     story.tell(f"grouped {count} of {count + len(result.plan.skipped)} Convs{more}")
     story.wrote(written)
@@ -67,6 +67,6 @@ def _print(result: "Result", *, is_verbose: bool) -> None:
     from onnx_gconv.report.tables import print_plan, print_result, print_skipped
 
     if is_verbose:
-        print_plan(result.plan, result.candidate.planned.bounds(result.original.model))
+        print_plan(result.plan, result.clocked.planned.bounds(result.original.model))
         print_skipped([(conv.name, conv.reason) for conv in result.plan.skipped])
     print_result(result)

@@ -35,14 +35,14 @@ TARGETS: dict[ExportTarget, Reads] = {
 
 
 @dataclass(frozen=True)
-class Exported:
+class Conversion:
     """A model for a target, and what was done to it, for people."""
 
     model: onnx.ModelProto
     remarks: tuple[str, ...]
 
 
-def export(model: onnx.ModelProto, target: ExportTarget, *, shapes: Mapping[str, Shape]) -> Exported:
+def convert(model: onnx.ModelProto, target: ExportTarget, *, shapes: Mapping[str, Shape]) -> Conversion:
     """Return the model as the target reads it, these inputs at these fixed shapes; the argument stays as it is."""
     reads = TARGETS[target]
     result, remarks = onnx.ModelProto(), []
@@ -67,7 +67,7 @@ def export(model: onnx.ModelProto, target: ExportTarget, *, shapes: Mapping[str,
     if shapes:
         _fix_shapes(result, shapes)
         remarks.append("input " + ", ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items()))
-    return Exported(result, tuple(remarks))
+    return Conversion(result, tuple(remarks))
 
 
 def batch_shapes(model: onnx.ModelProto, batch: int) -> dict[str, Shape]:

@@ -22,7 +22,7 @@ Measure = Callable[[Sequence[onnx.ModelProto]], list[Timing]]  # models that tak
 
 
 @dataclass(frozen=True)
-class Device:
+class Gauge:
     """Where to measure: how, its address (None for this machine), and the multiple of channels that makes a group fast."""
 
     measure: Measure
@@ -30,7 +30,7 @@ class Device:
     block: int
 
 
-def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Device, progress: OnProgress) -> TimeTable:
+def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Gauge, progress: OnProgress) -> TimeTable:
     """Return the table with every entry that this model needs; each one is in the file as soon as it is measured."""
     table = read_table(path) if path.exists() else None
     todo = _todo(model, network, device.block, table)

@@ -38,8 +38,8 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
         judging = None if settings.eval is None else open_data(settings.eval, original.model, preprocessing=settings.preprocessing)
     facts = _facts(original, settings, samples, listener, watch)
     guide = guide_of(original, settings, samples, listener)
-    candidate = Chooser(original, settings, facts, listener, watch).first_in_time(guide)
-    plan, weights, recovery = candidate.plan, original.model, None
+    clocked = Chooser(original, settings, facts, listener, watch).first_in_time(guide)
+    plan, weights, recovery = clocked.plan, original.model, None
     matched = match(original.model, plan)
     if samples is not None:
         with watch("recover"):
@@ -61,7 +61,7 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
         with watch("evaluate"):
             progress = listener.phase("evaluating")
             evaluation = evaluate(rewritten.model, judging, reference=original.model, on_progress=progress)
-    return Result(original, candidate, rewritten, evaluation, before, after, watch.seconds)
+    return Result(original, clocked, rewritten, evaluation, before, after, watch.seconds)
 
 
 def plan(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[PlanWishes]) -> Planned:

@@ -53,7 +53,7 @@ def export(
         raise UsageError("--input-shape gives the batch, too: leave out --batch")
     original = open_original(model, input_shape)
     shapes = original.given_shapes if batch is None else batch_shapes(original.model, batch)
-    made = exporting.export(original.model, target, shapes=shapes)
+    made = exporting.convert(original.model, target, shapes=shapes)
     checked = None
     if verify:
         checked = verification.verify(

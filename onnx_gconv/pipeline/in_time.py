@@ -25,7 +25,7 @@ SECONDS = 2.0  # of timing; twice as long where a budget depends on it
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class Clocked:
     """A plan, and what it takes on this CPU where that was measured."""
 
     planned: Planned
@@ -58,23 +58,23 @@ class Chooser:
         self._original, self._settings, self._facts = original, settings, facts
         self._listener, self._watch = listener, watch
 
-    def first_in_time(self, guide: Guide | None) -> Candidate:
+    def first_in_time(self, guide: Guide | None) -> Clocked:
         """Return the first plan that is as fast as it must be; for a target that is not measured here, the first plan."""
         listener = self._listener
-        slow: list[Candidate] = []
+        slow: list[Clocked] = []
         plans = feasible_plans(self._original, self._settings, self._facts, guide=guide, listener=listener, watch=self._watch)
         for planned in plans:
-            candidate = self._tightened(self._timed(planned))
-            if candidate.is_in_time:
-                return candidate
-            slow.append(candidate)
-        best = min(slow, key=lambda candidate: candidate.ratio)
+            clocked = self._tightened(self._timed(planned))
+            if clocked.is_in_time:
+                return clocked
+            slow.append(clocked)
+        best = min(slow, key=lambda clocked: clocked.ratio)
         for thinner in self._thinned(best):
             less = len(best.plan.layers) - len(thinner.plan.layers)
             listener.note(f"{best.ratio:.0%} of the dense time: {less} layers back to dense")
-            candidate = self._timed(thinner)
-            if candidate.is_in_time:
-                return candidate
+            clocked = self._timed(thinner)
+            if clocked.is_in_time:
+                return clocked
         if self._settings.force:
             listener.warn(
                 f"it takes {best.ratio:.2f} of the dense time, over the {best.limit:.2f} allowed; written because of --force"
@@ -82,23 +82,23 @@ class Chooser:
             return best
         raise _too_slow(best)
 
-    def _tightened(self, candidate: Candidate) -> Candidate:
-        """Return the candidate; or, should it take longer than its budget, the first of ever tighter ones that does not.
+    def _tightened(self, clocked: Clocked) -> Clocked:
+        """Return the clocked; or, should it take longer than its budget, the first of ever tighter ones that does not.
 
-        Where a tighter budget cannot be met, the candidate is what it is: the next way of Gathers has its turn.
+        Where a tighter budget cannot be met, the clocked is what it is: the next way of Gathers has its turn.
         """
-        planned = candidate.planned
+        planned = clocked.planned
         asked = dict(planned.plan.budget)
         limit_ms = asked.pop("max_latency_ms", None)
         if limit_ms is None:
-            return candidate
+            return clocked
         counted = Budget(**{name: int(value) for name, value in asked.items()})
         for _ in range(MORE_TRIES):
-            if candidate.is_in_time:
+            if clocked.is_in_time:
                 break
-            limit_ms *= 0.995 * candidate.limit / candidate.ratio
+            limit_ms *= 0.995 * clocked.limit / clocked.ratio
             self._listener.note(
-                f"{candidate.ratio:.1%} of the dense time, over the {candidate.limit:.1%} asked: trying again with a tighter budget"
+                f"{clocked.ratio:.1%} of the dense time, over the {clocked.limit:.1%} asked: trying again with a tighter budget"
             )
             try:
                 tighter = plan_within(planned.solved, replace(counted, max_latency_ms=limit_ms))
@@ -106,15 +106,15 @@ class Chooser:
                 self._listener.detail(f"with --gathers {planned.plan.gathers}, tighter: {error}")
                 break
             # The plan says what the user asked for, not what we asked of the search.
-            candidate = self._timed(replace(tighter, plan=replace(tighter.plan, budget=planned.plan.budget)))
-        return candidate
+            clocked = self._timed(replace(tighter, plan=replace(tighter.plan, budget=planned.plan.budget)))
+        return clocked
 
-    def _timed(self, planned: Planned) -> Candidate:
+    def _timed(self, planned: Planned) -> Clocked:
         """Return the plan with its time on this CPU, if this CPU is what it is for."""
         original, settings, times = self._original, self._settings, self._facts.times
         is_here = self._facts.target == "ort-cpu" and (times is None or times.host is None)
         if not is_here or not settings.verify:  # a model that ONNX Runtime cannot run cannot be timed either
-            return Candidate(planned, None)
+            return Clocked(planned, None)
         with self._watch("measure"):
             matched = match(original.model, planned.plan)
             placement = placement_of(original.model, matched, shapes=original.network.shapes)
@@ -122,9 +122,9 @@ class Chooser:
             feeds = random_feeds(original.model, original.network.input_shapes, np.random.default_rng(settings.seed))
             latency = compare_latency(original.model, grouped, feeds, seconds=SECONDS if times is None else 2 * SECONDS)
         self._listener.detail(f"with --gathers {planned.plan.gathers}: {latency.ratio:.3f} of the dense time")
-        return Candidate(planned, latency)
+        return Clocked(planned, latency)
 
-    def _thinned(self, slow: Candidate) -> Iterator[Planned]:
+    def _thinned(self, slow: Clocked) -> Iterator[Planned]:
         """Yield the plan with ever more of its layers dense, those first that save least for what they read and write.
 
         Only as far as the budget allows: it is a promise, too. A budget of time has chosen the layers by their time already.
@@ -147,7 +147,7 @@ class Chooser:
                 yield replace(slow.planned, plan=thinner, search=None)
 
 
-def _too_slow(best: Candidate) -> LatencyError:
+def _too_slow(best: Clocked) -> LatencyError:
     if best.limit < 1:
         return LatencyError(
             f"the model takes {best.ratio:.1%} of the dense time on this CPU, over the {best.limit:.1%} asked, though the times in "

@@ -14,7 +14,7 @@ from onnx_gconv.files import data_file, result_files, staged
 from onnx_gconv.model.file import save
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline.in_time import Candidate
+from onnx_gconv.pipeline.in_time import Clocked
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.pipeline.rewriting import Rewritten
 from onnx_gconv.pipeline.settings import PathLike, as_path
@@ -27,8 +27,8 @@ from onnx_gconv.timing import Latency
 
 
 @dataclass(frozen=True)
-class Size:
-    """How large one model is, everything counted on the model itself."""
+class Footprint:
+    """How large a model is, everything counted on the model itself."""
 
     params: int
     macs: int | None
@@ -50,11 +50,11 @@ class Result:
     """
 
     original: Original
-    candidate: Candidate
+    clocked: Clocked
     rewritten: Rewritten
     evaluation: Evaluation | None
-    before: Size
-    after: Size
+    before: Footprint
+    after: Footprint
     seconds: Mapping[str, float]
 
     @property
@@ -63,7 +63,7 @@ class Result:
 
     @property
     def plan(self) -> Plan:
-        return self.candidate.plan
+        return self.clocked.plan
 
     @property
     def recovery(self) -> Recovery | None:
@@ -71,25 +71,25 @@ class Result:
 
     @property
     def latency(self) -> Latency | None:
-        return self.candidate.latency
+        return self.clocked.latency
 
     @property
     def prediction(self) -> Prediction | None:
-        return self.candidate.planned.prediction
+        return self.clocked.planned.prediction
 
     @property
     def search(self) -> Mapping[str, float | None] | None:
         """Cost of the choice, proven bound, and the gap between them; None where a rule chose."""
-        found = self.candidate.planned.search
+        found = self.clocked.planned.search
         return None if found is None else found.as_dict()
 
     @property
     def budget_met(self) -> bool:
         """Whether the model keeps every limit of its budget; only `force` writes one that does not keep its time."""
         limits = dict(self.plan.budget)
-        limits.pop("max_latency_ms", None)
+        is_in_time = limits.pop("max_latency_ms", None) is None or self.clocked.is_in_time
         counted = Budget(**{name: int(value) for name, value in limits.items()})
-        return counted.allows(self.after.params, self.after.macs) and self.candidate.is_in_time
+        return is_in_time and counted.allows(self.after.params, self.after.macs)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -107,14 +107,14 @@ class Result:
         plan_file, report_file = (file.name for file in files[1:])
         with staged(output.parent) as staging:
             size = save(self.model, staging / output.name, external_data=self.rewritten.has_external_data)
-            after = Size(self.after.params, self.after.macs, size, self.after.nodes)
+            after = Footprint(self.after.params, self.after.macs, size, self.after.nodes)
             report = json.dumps(self._report(output, after), indent=1, ensure_ascii=False) + "\n"
             (staging / plan_file).write_text(self.plan.to_json(), encoding="utf-8")
             (staging / report_file).write_text(report, encoding="utf-8")
             names = (output.name, data_file(output).name, plan_file, report_file)
             return [output.parent / name for name in names if (staging / name).exists()]  # most models have no data file
 
-    def _report(self, output: Path | None, after: Size) -> dict[str, Any]:
+    def _report(self, output: Path | None, after: Footprint) -> dict[str, Any]:
         layers = {layer.name: layer for layer in self.original.network.layers}
         rewritten = self.rewritten
         naive, written = rewritten.gathers
@@ -152,7 +152,7 @@ class Result:
         }
 
 
-def sizes(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Size, Size]:
+def sizes(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Footprint, Footprint]:
     """Return the sizes before and after; refuse a result that counts more than the plan promised.
 
     It may count a little less: a bias of equal numbers that several Convs share is not written anew for each.
@@ -166,8 +166,8 @@ def sizes(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Size, S
             hint="this is a bug of onnx-gconv: please report it with the model",
         )
     return (
-        Size(before.params, before.macs, original.bytes_on_disk, len(original.model.graph.node)),
-        Size(after.params, after.macs, model.ByteSize(), len(model.graph.node)),
+        Footprint(before.params, before.macs, original.bytes_on_disk, len(original.model.graph.node)),
+        Footprint(after.params, after.macs, model.ByteSize(), len(model.graph.node)),
     )
 
 

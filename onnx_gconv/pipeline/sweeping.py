@@ -7,11 +7,11 @@ from pathlib import Path
 
 import onnx
 
-from onnx_gconv.deploy.exporting import export
+from onnx_gconv.deploy.exporting import convert
 from onnx_gconv.deploy.host import Host, ThisMachine
 from onnx_gconv.deploy.precision import typed
 from onnx_gconv.deploy.program import RunnerCall
-from onnx_gconv.deploy.sweep import Device, gather_time, latencies_of, sweep
+from onnx_gconv.deploy.sweep import Gauge, gather_time, latencies_of, sweep
 from onnx_gconv.deploy.time_table import TimeTable, read_table
 from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.listener import Listener
@@ -53,12 +53,12 @@ def run_sweep(original: Original, call: RunnerCall, host: Host, path: Path, list
             paths = []
             for number, model in enumerate(models):
                 # Every input of fixed shape: trtexec takes --shapes for all models of a call or for none.
-                fixed = export(model, "ort-cpu", shapes=network.input_shapes).model if model is whole else model
+                fixed = convert(model, "ort-cpu", shapes=network.input_shapes).model if model is whole else model
                 paths.append(Path(folder) / f"{number}.onnx")
                 save(typed(fixed, call.precision, input_shapes(fixed, {})) if call.typed else fixed, paths[-1])
             return host.measure(replace(call, models=tuple(paths), seconds=seconds, shapes=(), profile=False))
 
-    device = Device(measure, host.address, CHANNEL_BLOCK[target_of(call.runner)])
+    device = Gauge(measure, host.address, CHANNEL_BLOCK[target_of(call.runner)])
     return sweep(whole, network, path, device=device, progress=listener.phase("timing layers"))
 
 

@@ -45,31 +45,31 @@ class HasPlan(Protocol):
     def plan(self) -> Plan: ...
 
 
-Candidate = TypeVar("Candidate", bound=HasPlan)
-Search = Callable[[Costs], Candidate]
+Proposal = TypeVar("Proposal", bound=HasPlan)
+Search = Callable[[Costs], Proposal]
 
 
 @dataclass(frozen=True)
-class _Tried(Generic[Candidate]):
+class _Tried(Generic[Proposal]):
     """A plan, and how far off its outputs are."""
 
-    found: Candidate
+    found: Proposal
     off: float
 
-    def beats(self, other: "_Tried[Candidate]") -> bool:
+    def beats(self, other: "_Tried[Proposal]") -> bool:
         return self.off < (1 - MARGIN) * other.off
 
 
-class _Trial(Generic[Candidate]):
+class _Trial(Generic[Proposal]):
     """Plans tried so far: no plan is judged twice, whatever costs it was found by."""
 
-    def __init__(self, guide: Guide, groupings: Groupings, search: Search[Candidate]) -> None:
+    def __init__(self, guide: Guide, groupings: Groupings, search: Search[Proposal]) -> None:
         self._guide = guide
         self._search = search
         self._following = guide.following({name for name, _ in groupings})
         self._off: dict[tuple[PlannedLayer, ...], float] = {}
 
-    def tried(self, *costs_and_places: tuple[Costs, int]) -> list[_Tried[Candidate]]:
+    def tried(self, *costs_and_places: tuple[Costs, int]) -> list[_Tried[Proposal]]:
         """Return the plans by these costs, each with the discount at a place; they are judged side by side."""
         found = [self._search(self._discounted(costs, DISCOUNTS[place])) for costs, place in costs_and_places]
         new = {each.plan.layers: each.plan for each in found if each.plan.layers not in self._off}
@@ -77,7 +77,7 @@ class _Trial(Generic[Candidate]):
         self._off |= {layers: math.inf if math.isnan(off) else off for layers, off in zip(new, judged, strict=True)}
         return [_Tried(each, self._off[each.plan.layers]) for each in found]
 
-    def climb(self, costs: Costs, start: int) -> _Tried[Candidate]:
+    def climb(self, costs: Costs, start: int) -> _Tried[Proposal]:
         """Return the best plan found by these costs, going from one discount to the next as long as that is better."""
         (best,) = self.tried((costs, start))
         more, less = self.tried((costs, start + 1), (costs, start - 1))
@@ -94,7 +94,7 @@ class _Trial(Generic[Candidate]):
         return {key: cost * math.exp(-discount * self._following.get(key[0], 0.0)) for key, cost in costs.items()}
 
 
-def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Candidate], *, effort: int) -> Candidate:
+def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Proposal], *, effort: int) -> Proposal:
     """Return the plan that recovers best, of those that `search` finds by several costs.
 
     Costs are, from effort 1 on, what a layer costs measured alone; and -log of what is kept of it; at effort 0 and from 2 on also
@@ -119,7 +119,7 @@ def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Candidate],
     return best.found
 
 
-def _best(tried: Sequence[_Tried[Candidate]]) -> _Tried[Candidate]:
+def _best(tried: Sequence[_Tried[Proposal]]) -> _Tried[Proposal]:
     """Return the best, and of those that are about as good the first."""
     return functools.reduce(lambda best, other: other if other.beats(best) else best, tried)
 

@@ -21,7 +21,7 @@ from onnx_gconv.recover.sensitivity import Key, sensitivities
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import match
-from onnx_gconv.runtime import Feeds, Result, run, session
+from onnx_gconv.runtime import Feeds, Output, run, session
 from onnx_gconv.solve.grouping import Grouping
 
 MEASURED = 192  # samples that layers are fitted to, at most, to measure what each costs
@@ -105,7 +105,7 @@ class CalibratedGuide:
         return fit_layers(self._model, masked, sites, feeds, options=options, progress=progress).model
 
     @cached_property
-    def _expected(self) -> list[dict[str, Result]]:
+    def _expected(self) -> list[dict[str, Output]]:
         """What the dense model makes of the samples that plans are judged on."""
         active = session(self._model)
         return [run(active, feeds) for feeds in self._judged()]

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from onnx_gconv.recover.normal import Rows, centred, join
 
-Result = TypeVar("Result")
+Made = TypeVar("Made")
 HELD_BYTES = 2**28  # rows of one site that are held in memory; more are made anew whenever they are needed
 
 
@@ -37,7 +37,7 @@ class SharedRows:
         self._held: dict[int, Rows] = {}
         self._bytes = 0
 
-    def map(self, function: Callable[[Rows], Result]) -> Iterable[Result]:
+    def map(self, function: Callable[[Rows], Made]) -> Iterable[Made]:
         """Return what the function makes of each share, in their order, so that sums have always the same bits."""
         return self._work.pool.map(lambda share: function(self._get(share)), self._work.shares)
 

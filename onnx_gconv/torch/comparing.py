@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.errors import VerifyError
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.runtime import Feeds, Result, feed_batches, run, session, with_outputs
+from onnx_gconv.runtime import Feeds, Output, feed_batches, run, session, with_outputs
 from onnx_gconv.torch.module import OnnxModule, explained, reads, run_node
 from onnx_gconv.torch.node import DTYPES
 from onnx_gconv.verification import Difference, batched, compare, default_tolerance, worst
@@ -53,7 +53,7 @@ def tensors_of(module: OnnxModule, feeds: Feeds, names: list[str]) -> dict[str, 
         module.train(was_training)
 
 
-def to_computable(value: Result) -> torch.Tensor:
+def to_computable(value: Output) -> torch.Tensor:
     """Return an array as a tensor of the type that the module computes in."""
     array = np.asarray(value)
     element = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -61,7 +61,7 @@ def to_computable(value: Result) -> torch.Tensor:
     return torch.from_numpy(np.array(wide)).to(DTYPES[element])
 
 
-def _array(value: torch.Tensor, like: Result) -> NDArray[np.generic]:
+def _array(value: torch.Tensor, like: Output) -> NDArray[np.generic]:
     return value.detach().cpu().numpy().astype(np.asarray(like).dtype)
 
 
