@@ -356,7 +356,7 @@ def test_a_model_that_does_not_classify_gets_a_table_of_distances_alone() -> Non
         (["--data", "missing.npz"], "there is no file 'missing.npz'"),
         (["--data", "net.onnx"], "the data 'net.onnx' is not an .npz file"),
         (["--data", "nowhere:f"], "there is no module 'nowhere'"),
-        (["--data", "data.npz", "--resize", "8"], "no folder of images"),
+        (["--data", "data.npz", "--resize", "8"], "not a folder of images"),
         (["--data", "data.npz", "--reference", "missing.onnx"], "there is no file 'missing.onnx'"),
     ],
 )
@@ -372,7 +372,7 @@ def test_what_the_user_can_mend_is_one_error_one_hint_and_exit_code_1(arguments:
     ("arguments", "words"),
     [
         ([], "--data"),
-        (["--limit", "0"], "not a whole number from 1 on"),
+        (["--limit", "0"], "not a whole number of at least 1"),
         (["--resize", "big"], "'big' is not a whole number"),
         (["--resize", "1x2x3"], "'1x2x3' is not a size like 224 or 320x240"),
         (["--crop", "0"], "'0' is not a whole number of at least 1"),
