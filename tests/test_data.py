@@ -378,7 +378,7 @@ def test_text_that_names_no_data_is_refused_with_the_three_forms(text: str, word
 @each_source
 @pytest.mark.parametrize("flag", [{"resize": 8}, {"crop": 8}, {"scale": 1.0}, {"mean": (0.5,)}, {"channel_order": "bgr"}])
 def test_preprocessing_is_refused_for_data_that_comes_preprocessed(write: Callable[[], str], flag: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="no folder of images, so there is nothing to resize"):
+    with pytest.raises(DataError, match="not a folder of images, so there is nothing to resize"):
         opened(write(), **flag)
 
 

@@ -298,7 +298,7 @@ def test_a_checkpoint_of_another_training_is_refused_with_what_differs(tmp_path:
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(TrainingError, match="is no device"), assembled("warp"):
+    with pytest.raises(TrainingError, match="is not a device"), assembled("warp"):
         pass
     if not torch.cuda.is_available():
         with pytest.raises(TrainingError, match="no CUDA device"), assembled("cuda"):

@@ -18,6 +18,11 @@ from onnx_gconv.pipeline.stopwatch import Stopwatch
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.rewrite.match import match
 
+NOT_FITTED = (
+    "without --calib no weight is fitted, so most of the accuracy is probably lost: give --calib DATA, a few hundred samples "
+    "without labels, or train the result with `finetune`; --eval DATA measures it"
+)
+
 
 def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[CompressWishes]) -> Result:
     """Return the model compressed to a budget: planned, recovered if there is `calib`, grouped and verified.
@@ -41,7 +46,9 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
     clocked = Chooser(original, settings, facts, listener, watch).first_in_time(guide)
     plan, weights, recovery = clocked.plan, original.model, None
     matched = match(original.model, plan)
-    if samples is not None:
+    if samples is None:
+        listener.warn(NOT_FITTED)
+    else:
         with watch("recover"):
             weights, recovery = recovered(original, matched, samples, settings, listener)
     with watch("rewrite_and_verify"):
