@@ -1,6 +1,6 @@
 """Least squares done once more, the plain way, to hold recovery against; and what its tests are built of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from onnx_gconv.recover.site import Site
 from onnx_gconv.rewrite.mask import mask
 
 Feeds = dict[str, np.ndarray]
+Normal = Callable[..., np.ndarray]  # the fixture `normal`
 
 
 def grouped(name: str, out_channels: int, in_channels: int, *, groups: int = 2, seed: int | None = None) -> PlannedLayer:
