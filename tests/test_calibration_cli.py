@@ -38,6 +38,7 @@ def report(name: str = "small") -> dict[str, Any]:
 # --- the sample model -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_sample_model_at_half_its_flops_is_right_on_97_of_100_test_images() -> None:
     done = gconv(
         "compress", MODELS / "digits.onnx", "--max-flops", "50%", "--calib", MODELS / "digits_calib.npz",

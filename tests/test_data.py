@@ -329,6 +329,7 @@ def test_a_member_that_is_no_array_or_of_another_length_is_refused() -> None:
             opened("data.npz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [as_npz, as_compressed_npz])
 def test_a_file_cut_or_changed_anywhere_is_refused_in_words_or_harmless(write: Callable[[], str]) -> None:
     content = Path(write()).read_bytes()

@@ -354,6 +354,7 @@ def test_a_result_that_takes_longer_than_predicted_is_planned_again_tighter(
     assert not (tmp_path / "slow.onnx").exists()
 
 
+@pytest.mark.slow
 def test_bench_sweep_fills_a_table_that_compress_reads(tmp_path: Path) -> None:
     save(conv_net(channels=32), tmp_path / "net.onnx")
     flags = ("--runner", "ort-cpu", "--sweep", "--seconds", "0.06", "--timing-out", tmp_path / "t.json")

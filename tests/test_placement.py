@@ -213,6 +213,7 @@ def test_random_graphs_stay_the_same_function(start: int) -> None:
     assert saved > 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize("gathers", ["shared", "none"])
 @pytest.mark.parametrize("start", range(0, 250, 50))
@@ -237,6 +238,7 @@ def test_random_graphs_with_shared_partitions_stay_the_same_function(start: int,
         assert clean == tried
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize("form", ["split", "matmul"])
 def test_other_lowerings_are_the_same_function(form: str) -> None:

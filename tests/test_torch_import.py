@@ -16,6 +16,8 @@ from onnx_gconv.torch import comparing, load, save_back  # noqa: E402
 from onnx_gconv.torch.importing import build  # noqa: E402
 from onnx_gconv.torch.node import TABLE, Operator  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 ZOO = Path(__file__).parents[2] / "shared" / "zoo"
 
 

@@ -15,6 +15,8 @@ from onnx_gconv.model.network import Layer, read  # noqa: E402
 from onnx_gconv.runtime import Feeds, run, session  # noqa: E402
 from onnx_gconv.torch import taylor  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 SMALL = 1e-3  # by which share a kernel is made smaller, to see the outputs move
 
 

@@ -21,6 +21,8 @@ from onnx_gconv.torch.spool import Samples, Spool, spooled  # noqa: E402
 from onnx_gconv.torch.team import Team, assembled  # noqa: E402
 from onnx_gconv.torch.training import LANDMARKS, Settings, Training, _laid_out, split  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 ALONE = Team(0, 1, 0, torch.device("cpu"))
 SETTINGS = Settings(
     epochs=2,
