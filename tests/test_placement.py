@@ -238,7 +238,6 @@ def test_random_graphs_with_shared_partitions_stay_the_same_function(start: int,
         assert clean == tried
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize("form", ["split", "matmul"])
 def test_other_lowerings_are_the_same_function(form: str) -> None:
