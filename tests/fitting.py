@@ -1,6 +1,6 @@
 """Least squares done once more, the plain way, to hold recovery against; and what its tests are built of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import match
 
 Feeds = dict[str, np.ndarray]
+Normal = Callable[..., np.ndarray]  # the fixture `normal`
 
 
 def grouped(name: str, out_channels: int, in_channels: int, *, groups: int = 2, seed: int | None = None) -> PlannedLayer:

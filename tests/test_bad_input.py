@@ -452,6 +452,7 @@ def _run_with_file_limit(command: str, *, largest: int) -> subprocess.CompletedP
     return subprocess.run([sys.executable, "-c", program, *command.split()], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs setrlimit")
 @pytest.mark.parametrize("external", [False, True])
 def test_a_write_that_the_kernel_stops_leaves_nothing(external: bool, folder: Path) -> None:

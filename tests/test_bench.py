@@ -118,6 +118,7 @@ def test_every_runner_name_has_its_program() -> None:
         assert program_file(runner).is_file()
 
 
+@pytest.mark.slow
 def test_an_installed_package_finds_the_runners_from_another_folder(tmp_path: Path) -> None:
     source = tmp_path / "source"
     wanted = ("onnx_gconv", "runners", "setup.py", "pyproject.toml", "README.md", "LICENSE")
@@ -159,6 +160,7 @@ def test_a_timing_file_survives_reading_and_writing(tmp_path: Path) -> None:
     assert from_json(json.loads(text), "t").to_json() == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -163,6 +163,7 @@ def test_one_group_holds_every_channel() -> None:
     assert Solver("best").solve(np.ones((4, 6)), 1).kept == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effort", range(4))
 @settings(deadline=None, max_examples=12)
 @given(problems, st.integers(1, 3))

@@ -13,8 +13,7 @@ from tiny import Finished, conv_net, from_text, gconv, listing, save
 
 MODELS = Path(__file__).parents[1] / "models"
 CONTRACTS = (Path(__file__).parents[1] / "docs" / "contracts.md").read_text(encoding="utf-8")
-RNG = np.random.default_rng(0)
-IMAGES = RNG.standard_normal((60, 3, 8, 8)).astype(np.float32)
+IMAGES = np.random.default_rng(0).standard_normal((60, 3, 8, 8)).astype(np.float32)
 QUICK = ("--cost", "log", "--jobs", "1")  # where the search is not the subject
 
 
@@ -39,6 +38,7 @@ def report(name: str = "small") -> dict[str, Any]:
 # --- the sample model -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_sample_model_at_half_its_flops_is_right_on_97_of_100_test_images() -> None:
     done = gconv(
         "compress", MODELS / "digits.onnx", "--max-flops", "50%", "--calib", MODELS / "digits_calib.npz",
@@ -184,14 +184,14 @@ m (float[N,8,6,6] image) => (float[N,8,6,6] y) {
 """
 
 
-def test_measured_costs_group_what_the_outputs_do_not_depend_on() -> None:
+def test_measured_costs_group_what_the_outputs_do_not_depend_on(rng: np.random.Generator) -> None:
     """By its weights `loud` loses less, so that -log(kept) groups it. But `quiet` hardly reaches the output."""
-    loud = RNG.standard_normal((8, 8, 1, 1))
+    loud = rng.standard_normal((8, 8, 1, 1))
     loud[:4, 4:] /= 4
     loud[4:, :4] /= 4
-    tensors = {"w2": RNG.standard_normal((8, 8, 1, 1)), "b1": np.zeros(8), "b2": np.zeros(8), "little": np.float32(0.01)}
+    tensors = {"w2": rng.standard_normal((8, 8, 1, 1)), "b1": np.zeros(8), "b2": np.zeros(8), "little": np.float32(0.01)}
     save(from_text(TWO_CONVS, w1=loud, **tensors), Path("net.onnx"))
-    np.savez("calib.npz", image=RNG.standard_normal((60, 8, 6, 6)).astype(np.float32))
+    np.savez("calib.npz", image=rng.standard_normal((60, 8, 6, 6)).astype(np.float32))
     chosen = {}
     for cost in ("log", "sensitivity", "trial"):
         flags = ("--max-macs", "75%", "--calib", "calib.npz", "--cost", cost, "--jobs", "1")

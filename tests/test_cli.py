@@ -170,6 +170,7 @@ def test_a_layer_and_every_other_conv_is_in_the_plan_exactly_once() -> None:
     assert sorted(conv["name"] for conv in (*plan["layers"], *plan["skipped"])) == ["c1", "c2", "c3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--max-flops 50%", "--groups 2 --seed 3", "--max-group-channels 4 --criterion l1"])
 def test_the_same_flags_give_the_same_bytes_in_another_process_with_other_threads(flags: str, folder: Path) -> None:
     results = []

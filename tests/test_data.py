@@ -19,8 +19,7 @@ from onnx_gconv.data.preprocessing import Preprocessing
 from onnx_gconv.errors import DataError
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> '
-RNG = np.random.default_rng(0)
-IMAGES = RNG.standard_normal((7, 3, 8, 8)).astype(np.float32)
+IMAGES = np.random.default_rng(0).standard_normal((7, 3, 8, 8)).astype(np.float32)
 LABELS = np.array([3, 0, 1, 2, 1, 0, 3])
 needs_pillow = pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="Pillow is not installed")
 
@@ -171,9 +170,9 @@ def test_a_model_input_that_no_data_fits_is_refused(inputs: str, words: str) -> 
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_npz_file_is_streamed_within_a_small_part_of_its_size(save: Any) -> None:
+def test_an_npz_file_is_streamed_within_a_small_part_of_its_size(save: Any, rng: np.random.Generator) -> None:
     # 24 MB of samples, of which a batch of 4 is 96 kB. The budget is twenty batches: zip and zlib have buffers, too.
-    images = np.tile(RNG.standard_normal((1, 3, 8, 250)).astype(np.float32), (1000, 1, 1, 1))
+    images = np.tile(rng.standard_normal((1, 3, 8, 250)).astype(np.float32), (1000, 1, 1, 1))
     save("data.npz", image=images)
     wide = relu("float[N,3,8,250] x")
     wide.graph.input[0].name = "image"
@@ -220,8 +219,8 @@ def test_whole_numbers_become_the_models_if_they_fit() -> None:
             consume(opened(saved(x=np.array([[0, 1], [number, 2]])), relu("uint8[N,2] x")))
 
 
-def test_several_inputs_go_by_name() -> None:
-    xs, ids = RNG.standard_normal((5, 2)).astype(np.float32), np.arange(5, dtype=np.int32)
+def test_several_inputs_go_by_name(rng: np.random.Generator) -> None:
+    xs, ids = rng.standard_normal((5, 2)).astype(np.float32), np.arange(5, dtype=np.int32)
     (batch,) = opened(saved(ids=ids, x=xs), TWO_INPUTS).batches(10)
     np.testing.assert_array_equal(batch.inputs["x"], xs)
     np.testing.assert_array_equal(batch.inputs["ids"], ids)
@@ -324,6 +323,7 @@ def test_a_member_that_is_no_array_or_of_another_length_is_refused() -> None:
             opened("data.npz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [as_npz, as_compressed_npz])
 def test_a_file_cut_or_changed_anywhere_is_refused_in_words_or_harmless(write: Callable[[], str]) -> None:
     content = Path(write()).read_bytes()

@@ -47,6 +47,8 @@ def test_the_install_command_of_the_readme_runs_a_command_of_its_session() -> No
     assert INSTALL.split(" && ")[2].removeprefix(".venv/bin/") in commands_of(README)
 
 
+@pytest.mark.slow
+@pytest.mark.torch  # some of the commands need it
 @pytest.mark.parametrize("page", SESSIONS)
 def test_the_commands_of_the_page_print_what_it_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORCE_COLOR", "COLUMNS"):
@@ -136,6 +138,7 @@ def keys(data: object) -> Iterator[str]:
         yield from keys(item)
 
 
+@pytest.mark.slow
 def test_every_key_of_the_files_is_in_the_contracts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -96,6 +96,7 @@ def tight_budgets(table: Table, seed: int) -> list[Budget]:
     return [Budget(max_macs=total + more) for more in (-1, 0, 1)]
 
 
+@pytest.mark.slow
 def test_a_budget_of_ten_billion_is_kept_to_the_last_mac() -> None:
     for seed in range(40):
         table = nearly_tied(seed)
@@ -103,6 +104,7 @@ def test_a_budget_of_ten_billion_is_kept_to_the_last_mac() -> None:
             assert budget.allows(*table.totals(search_exact(table, budget).choice))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twins", [False, True], ids=["single", "twins"])
 def test_the_optimum_is_found_also_where_it_fills_the_budget_to_the_last_mac(twins: bool) -> None:
     for seed in range(8 if twins else 40):

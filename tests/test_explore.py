@@ -58,6 +58,7 @@ def test_points_by_parameters(model: Path) -> None:
         assert point["params"] <= point["budget"]["max_params"]
 
 
+@pytest.mark.slow
 def test_interrupted_while_solving_it_goes_on_and_ends_as_if_it_had_not_been(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     explore(model, folder="whole")
     solved = []
@@ -80,6 +81,7 @@ def test_interrupted_while_solving_it_goes_on_and_ends_as_if_it_had_not_been(mod
     assert listing(Path("sweep")) == listing(Path("whole"))
 
 
+@pytest.mark.slow
 def test_a_line_cut_off_in_the_middle_is_solved_again(model: Path) -> None:
     explore(model)
     shutil.copytree("sweep", "whole")
@@ -106,6 +108,7 @@ def test_a_folder_with_a_file_in_its_way_is_refused(model: Path) -> None:
     assert gconv("explore", model, "-o", "other").code == 1
 
 
+@pytest.mark.slow
 def test_the_pictures_are_drawn_and_the_same_each_time(model: Path) -> None:
     pytest.importorskip("matplotlib")
     explore(model, folder="one")
@@ -124,6 +127,7 @@ def test_without_matplotlib_everything_but_the_picture_is_written(model: Path, m
     assert sorted(path.name for path in Path("sweep").iterdir())[0] == "explore.json"
 
 
+@pytest.mark.slow
 def test_many_processes_find_what_one_finds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     explore(model, "--jobs", "1", folder="one")
     monkeypatch.setattr(solving, "SECONDS_WORTH_PROCESSES", 0.0)

@@ -116,6 +116,7 @@ def test_the_first_point_is_the_model_as_it_is(here: Path) -> None:
     assert gconv("verify", "net.onnx", "whole/point-00.onnx", "--tolerance", "1e-6").code == 0
 
 
+@pytest.mark.slow
 def test_evaluation_alone_needs_no_calibration_and_plans_alone_leave_no_models(here: Path) -> None:
     points = explore("--eval", "unlabelled.npz")["points"]
     assert [point["model"] for point in points] == [f"{name}.onnx" for name in NAMES]
@@ -155,6 +156,7 @@ def test_started_again_nothing_is_done_twice(here: Path) -> None:
     assert made("whole") == files
 
 
+@pytest.mark.slow
 def test_a_point_without_its_model_is_made_again(here: Path) -> None:
     before, files = times("whole"), made("whole")
     Path("whole/point-01.onnx").unlink()
@@ -163,6 +165,7 @@ def test_a_point_without_its_model_is_made_again(here: Path) -> None:
     assert {name[:8] for name, time in times("whole").items() if time != before[name]} == {"point-01"}
 
 
+@pytest.mark.slow
 def test_points_of_other_settings_are_made_again_and_costs_only_if_they_must_be(here: Path) -> None:
     before = times("whole")
     points = explore("--calib", "calib.npz", "--eval", "unlabelled.npz", folder="whole")["points"]
@@ -174,6 +177,7 @@ def test_points_of_other_settings_are_made_again_and_costs_only_if_they_must_be(
     assert times("whole")["costs.json"] != after["costs.json"]
 
 
+@pytest.mark.slow
 def test_a_model_with_external_data_gives_such_models(here: Path) -> None:
     Path("large").mkdir()
     save_external(conv_net(channels=16), Path("large/net.onnx"))
@@ -183,6 +187,7 @@ def test_a_model_with_external_data_gives_such_models(here: Path) -> None:
     onnx.checker.check_model("sweep/point-02.onnx")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_replaced(here: Path) -> None:
     with killing(lambda: next((child.pid for child in active_children() if child.name == "point-01"), None)) as killed:
         explore(*FLAGS)
@@ -205,6 +210,7 @@ def data_that_fails_at_point_01(how: str) -> str:
     return "failing:data"
 
 
+@pytest.mark.slow
 def test_what_a_process_that_dies_had_in_the_temporary_folder_is_removed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", "temporary")
@@ -220,6 +226,7 @@ def test_what_a_process_that_dies_had_in_the_temporary_folder_is_removed(here: P
     assert not [*Path("temporary").glob("onnx-gconv-*")]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_again_and_again_fails_its_point_and_no_other(here: Path) -> None:
     done = run("--eval", data_that_fails_at_point_01("os._exit(9)"))
     assert done.code == 1
@@ -230,6 +237,7 @@ def test_a_process_that_dies_again_and_again_fails_its_point_and_no_other(here: 
     assert not list(Path("sweep").glob(".*"))
 
 
+@pytest.mark.slow
 def test_an_error_is_told_once_and_not_tried_again(here: Path) -> None:
     done = run("--eval", data_that_fails_at_point_01("yield np.ones((4, 3, 8, 8), np.float32), np.full(4, 7)"))
     assert done.code == 1
@@ -272,6 +280,7 @@ def children(process: int) -> list[int]:
     return below
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "how", "code"), [(KeyboardInterrupt, "interrupted", 130), (Terminated, "terminated", 143)])
 def test_stopped_it_says_how_many_points_are_kept_and_goes_on_from_them(
     stop: type[BaseException], how: str, code: int, here: Path, monkeypatch: pytest.MonkeyPatch
@@ -295,6 +304,7 @@ def test_stopped_it_says_how_many_points_are_kept_and_goes_on_from_them(
     assert made("sweep") == made("whole")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_killed_itself_it_goes_on_and_ends_as_if_it_had_not_been(here: Path) -> None:
     driver = start(*FLAGS)
@@ -383,6 +393,7 @@ def test_without_evaluation_the_error_after_recovery_judges() -> None:
 def on_ray(test: Callable[[Path], None]) -> Callable[[Path], None]:
     """Mark a test that starts a cluster of its own on this machine."""
     marks = [
+        pytest.mark.ray,
         pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
         pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
         pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),  # Ray's own
@@ -403,6 +414,7 @@ def ray_worker_at_work() -> int | None:
     return None
 
 
+@pytest.mark.slow
 @on_ray
 def test_on_a_cluster_a_worker_that_is_killed_is_replaced_and_no_point_is_there_twice(here: Path) -> None:
     with killing(ray_worker_at_work) as killed:
@@ -412,6 +424,7 @@ def test_on_a_cluster_a_worker_that_is_killed_is_replaced_and_no_point_is_there_
     assert made("sweep") == made("whole")
 
 
+@pytest.mark.slow
 @on_ray
 def test_on_a_cluster_deaths_and_errors_are_told_as_here(here: Path) -> None:
     write_module(
@@ -435,6 +448,7 @@ def test_on_a_cluster_deaths_and_errors_are_told_as_here(here: Path) -> None:
     assert json.loads(done.out or "{}") == {}
 
 
+@pytest.mark.slow
 @on_ray
 def test_a_cluster_that_is_not_there_is_an_error(here: Path) -> None:
     done = run("--eval", "test.npz", "--engine", "ray", "--address", "127.0.0.1:1")
@@ -443,6 +457,8 @@ def test_a_cluster_that_is_not_there_is_an_error(here: Path) -> None:
     assert not Path("sweep").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.torch
 def test_fine_tuned_points_are_trained_from_where_recovery_ended(here: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     data = explore(*FLAGS, "--finetune", "calib.npz", "--epochs", "2", "--batch-size", "40", "--device", "cpu")

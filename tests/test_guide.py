@@ -80,6 +80,7 @@ def busy_images() -> Iterator[tuple[dict[str, np.ndarray], None]]:
 READERS: list[int] = []
 
 
+@pytest.mark.slow
 def test_a_users_function_is_read_by_one_judgement_at_a_time() -> None:
     model = conv_net()
     data = FunctionData("busy", False, busy_images, model_inputs(model))

@@ -384,6 +384,7 @@ def test_a_report_says_that_a_forced_model_is_over_its_budget(tmp_path: Path, ta
     assert json.loads(done.out)["budget_met"] is True, "slower than the model, but no limit was on its time"
 
 
+@pytest.mark.slow
 def test_bench_sweep_fills_a_table_that_compress_reads(tmp_path: Path) -> None:
     save(conv_net(channels=32), tmp_path / "net.onnx")
     flags = ("--runner", "ort-cpu", "--sweep", "--seconds", "0.06", "--timing-out", tmp_path / "t.json")

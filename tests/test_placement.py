@@ -212,6 +212,7 @@ def test_random_graphs_stay_the_same_function(start: int) -> None:
     assert saved > 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize("gathers", ["shared", "none"])
 @pytest.mark.parametrize("start", range(0, 250, 50))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, Behind, distance, fit_conv, grouped, outputs, plan_of, recover
+from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, Behind, Normal, distance, fit_conv, grouped, outputs, plan_of, recover
 from numpy.typing import ArrayLike
 from tiny import from_text, get_tensor, residual_net, set_tensor
 
@@ -20,14 +20,9 @@ from onnx_gconv.recover.site import Site
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import match
 
-RNG = np.random.default_rng(0)
 # Products of moments are float32, so that weights come out with some five digits; masking alone moves outputs by half.
 ROUNDING = 1e-4
 UNDAMPED = FitOptions(damping=1e-8, is_validated=False)
-
-
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape)
 
 
 def image_of(feeds: list[dict[str, np.ndarray]], name: str = "image") -> dict[str, np.ndarray]:
@@ -58,7 +53,7 @@ def test_dropped_weights_stay_exactly_zero() -> None:
             assert weight[np.ix_(chosen, inputs)].all()
 
 
-def test_everything_but_the_fitted_numbers_is_as_it_was() -> None:
+def test_everything_but_the_fitted_numbers_is_as_it_was(normal: Normal) -> None:
     dense = residual_net()
     set_tensor(dense, "unused", normal(3))
     dense.producer_name, dense.doc_string = "somebody", "kept"
@@ -123,7 +118,7 @@ def test_another_seed_draws_other_positions() -> None:
 # --- what is found --------------------------------------------------------------------------------------------------------
 
 
-def test_where_grouped_weights_can_do_the_same_they_are_found() -> None:
+def test_where_grouped_weights_can_do_the_same_they_are_found(normal: Normal) -> None:
     """Both halves of the input are equal, so either half is enough, and grouping into halves can be without any error."""
     dense = from_text(
         "m (float[N,8,6,6] image) => (float[N,6,6,6] y) { y = Conv <pads = [1, 1, 1, 1]> (image, w, b) }",
@@ -205,7 +200,7 @@ def test_correcting_the_stream_brings_the_blocks_output_closer(relaxations: int)
     [("Relu (n)", 0.0, np.inf), ("Clip (n, low, high)", -0.2, 0.7), ("Clip (n, , high)", -np.inf, 0.7)],
 )
 def test_relaxing_makes_the_loss_that_bounds_the_error_behind_the_activation_smaller_with_every_round(
-    activation: str, below: float, above: float
+    activation: str, below: float, above: float, normal: Normal
 ) -> None:
     dense = from_text(
         "m (float[N,4,6,6] image) => (float[N,8,6,6] y) { c = Conv <pads = [1, 1, 1, 1]> (image, w)"
@@ -274,7 +269,7 @@ m (float[N,4,6,6] image) => (float[N,8,6,6] y) {
 """
 
 
-def test_batch_normalization_in_the_graph_or_folded_gives_the_same_function() -> None:
+def test_batch_normalization_in_the_graph_or_folded_gives_the_same_function(normal: Normal) -> None:
     tensors: dict[str, ArrayLike] = {}
     folded: dict[str, ArrayLike] = {}
     for number, inputs, epsilon in ((1, 4, 1e-5), (2, 8, 0.01)):
@@ -298,7 +293,7 @@ def test_batch_normalization_in_the_graph_or_folded_gives_the_same_function() ->
     assert distance(*found) < ROUNDING
 
 
-def test_the_constant_goes_into_the_mean_and_nothing_else_of_the_normalization_changes() -> None:
+def test_the_constant_goes_into_the_mean_and_nothing_else_of_the_normalization_changes(normal: Normal) -> None:
     tensors: dict[str, ArrayLike] = {"w1": normal(8, 4, 3, 3), "w2": normal(8, 8, 3, 3) / 8}
     for number in "12":
         tensors |= {f"{name}{number}": 1 + np.square(normal(8)) for name in ("gamma", "beta", "mean", "var")}
@@ -317,7 +312,7 @@ def test_the_constant_goes_into_the_mean_and_nothing_else_of_the_normalization_c
 
 
 @pytest.mark.parametrize("relaxations", [0, 2])
-def test_means_that_an_earlier_fit_has_moved_are_not_moved_again(relaxations: int) -> None:
+def test_means_that_an_earlier_fit_has_moved_are_not_moved_again(relaxations: int, normal: Normal) -> None:
     tensors: dict[str, ArrayLike] = {"w1": normal(8, 4, 3, 3), "w2": normal(8, 8, 3, 3) / 8}
     for number in "12":
         tensors |= {f"{name}{number}": 1 + np.square(normal(8)) for name in ("gamma", "beta", "mean", "var")}

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from fitting import distance, grouped, outputs, plan_of, recover
+from fitting import Normal, distance, grouped, outputs, plan_of, recover
 from numpy.typing import ArrayLike
 from tiny import conv_net, from_text, get_tensor
 
@@ -13,14 +13,9 @@ from onnx_gconv.recover.normal import Sums, add_up
 from onnx_gconv.recover.sensitivity import sensitivities
 from onnx_gconv.solve.grouping import Grouping
 
-RNG = np.random.default_rng(0)
-IMAGES = RNG.standard_normal((40, 4, 6, 6)).astype(np.float32)
+IMAGES = np.random.default_rng(0).standard_normal((40, 4, 6, 6)).astype(np.float32)
 ROWS = np.ascontiguousarray(IMAGES[:, :, 0, 0])
 ROUNDING = 1e-4
-
-
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape)
 
 
 def refitted(dense: onnx.ModelProto, **feeds: np.ndarray) -> onnx.ModelProto:
@@ -33,7 +28,7 @@ def refitted(dense: onnx.ModelProto, **feeds: np.ndarray) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (1, 1), (40, 3), (40, 1)], ids=str)
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_the_bias_of_a_gemm_may_have_any_shape_that_broadcasts(shape: tuple[int, ...], transposed: int) -> None:
+def test_the_bias_of_a_gemm_may_have_any_shape_that_broadcasts(shape: tuple[int, ...], transposed: int, normal: Normal) -> None:
     weight = normal(3, 4) if transposed else normal(4, 3)
     dense = from_text(
         f"m (float[40,4] x) => (float[40,3] y) {{ y = Gemm <transB = {transposed}> (x, w, c) }}", w=weight, c=normal(*shape)
@@ -43,7 +38,7 @@ def test_the_bias_of_a_gemm_may_have_any_shape_that_broadcasts(shape: tuple[int,
     assert distance(get_tensor(dense, "w"), get_tensor(found, "w")) < ROUNDING
 
 
-def test_a_bias_that_is_computed_from_the_input_is_left_to_be_computed() -> None:
+def test_a_bias_that_is_computed_from_the_input_is_left_to_be_computed(normal: Normal) -> None:
     gemm = "m (float[N,4] x) => (float[N,4] y) { c = Relu (x) y = Gemm (x, w, c) }"
     refitted(from_text(gemm, w=normal(4, 4)), x=ROWS)
     conv = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { c = ReduceMean <axes = [0, 2, 3], keepdims = 0> (x) y = Conv (x, w, c) }"
@@ -52,7 +47,7 @@ def test_a_bias_that_is_computed_from_the_input_is_left_to_be_computed() -> None
 
 @pytest.mark.parametrize("operands", ["c, x", "x, c"])
 @pytest.mark.parametrize("activation", ["Identity", "Relu"])
-def test_a_pooled_branch_may_be_added_to_every_place(operands: str, activation: str) -> None:
+def test_a_pooled_branch_may_be_added_to_every_place(operands: str, activation: str, normal: Normal) -> None:
     text = f"""m (float[N,4,6,6] x) => (float[N,4,6,6] y)
         {{ p = GlobalAveragePool (x) c = Conv (p, w, b) s = Add ({operands}) y = {activation} (s) }}"""
     refitted(from_text(text, w=normal(4, 4, 1, 1), b=normal(4)), x=IMAGES)
@@ -60,13 +55,13 @@ def test_a_pooled_branch_may_be_added_to_every_place(operands: str, activation: 
 
 @pytest.mark.parametrize("operands", ["c, p", "p, c"])
 @pytest.mark.parametrize("activation", ["Identity", "Relu"])
-def test_a_shortcut_may_be_smaller_than_what_it_is_added_to(operands: str, activation: str) -> None:
+def test_a_shortcut_may_be_smaller_than_what_it_is_added_to(operands: str, activation: str, normal: Normal) -> None:
     text = f"""m (float[N,4,6,6] x) => (float[N,4,6,6] y)
         {{ p = ReduceMean <axes = [0, 2, 3], keepdims = 1> (x) c = Conv (x, w, b) s = Add ({operands}) y = {activation} (s) }}"""
     refitted(from_text(text, w=normal(4, 4, 1, 1), b=normal(4)), x=IMAGES)
 
 
-def test_a_pooled_branch_that_is_added_everywhere_mends_the_mean_of_what_it_is_added_to() -> None:
+def test_a_pooled_branch_that_is_added_everywhere_mends_the_mean_of_what_it_is_added_to(normal: Normal) -> None:
     """c = Conv(pool) is added to d, which loses half of its weights: what c can mend of that is its mean over the places."""
     dense = from_text(
         "m (float[N,4,6,6] x) => (float[N,4,6,6] y)"
@@ -84,19 +79,19 @@ def test_a_pooled_branch_that_is_added_everywhere_mends_the_mean_of_what_it_is_a
     assert np.abs(gap).max() > 0.1
 
 
-def test_a_gemm_may_be_added_to_something_of_a_higher_rank() -> None:
+def test_a_gemm_may_be_added_to_something_of_a_higher_rank(normal: Normal) -> None:
     text = "m (float[N,4] x, float[M,N,4] z) => (float[M,N,4] y) { c = Gemm (x, w, b) y = Add (c, z) }"
     refitted(from_text(text, w=normal(4, 4), b=normal(4)), x=ROWS, z=normal(2, 40, 4).astype(np.float32))
 
 
 @pytest.mark.parametrize("value", [0.3, 100.1, 1e4])
-def test_a_layer_whose_input_never_varies_keeps_its_function(value: float) -> None:
+def test_a_layer_whose_input_never_varies_keeps_its_function(value: float, normal: Normal) -> None:
     text = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { z = Sub (x, x) c = Add (z, k) y = Conv (c, w, b) }"
     refitted(from_text(text, w=normal(4, 4, 1, 1), b=normal(4), k=np.full((1, 4, 1, 1), value)), x=IMAGES)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_samples_that_make_an_activation_infinite_are_refused_by_the_layers_name(value: float) -> None:
+def test_samples_that_make_an_activation_infinite_are_refused_by_the_layers_name(value: float, normal: Normal) -> None:
     images = IMAGES.copy()
     images[3, 2, 1, 0] = value
     text = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { y = Conv (x, w, b) }"
@@ -114,13 +109,13 @@ def test_sums_of_both_infinities_are_nan_without_a_warning() -> None:
     assert np.isnan(add_up([one, other]).uu).all()
 
 
-def test_samples_too_large_to_square_are_refused() -> None:
+def test_samples_too_large_to_square_are_refused(normal: Normal) -> None:
     dense = from_text("m (float[N,4,6,6] x) => (float[N,4,6,6] y) { y = Conv (x, w, b) }", w=normal(4, 4, 1, 1), b=normal(4))
     with pytest.raises(DataError, match="too large to square"):
         recover(dense, plan_of(), [{"x": 1e30 * IMAGES}])
 
 
-def test_a_shared_weight_that_is_masked_in_two_ways_is_fitted_in_two_ways() -> None:
+def test_a_shared_weight_that_is_masked_in_two_ways_is_fitted_in_two_ways(normal: Normal) -> None:
     text = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { a = Conv (x, w, b) r = Relu (a) y = Conv (r, w, c) }"
     dense = from_text(text, w=normal(4, 4, 1, 1), b=normal(4), c=normal(4))
     plan = plan_of(grouped("y", 4, 4))
@@ -129,7 +124,7 @@ def test_a_shared_weight_that_is_masked_in_two_ways_is_fitted_in_two_ways() -> N
     assert found.layers[0].after < ROUNDING < found.layers[1].after < found.layers[1].before
 
 
-def test_weights_that_are_shared_and_stay_so_are_left() -> None:
+def test_weights_that_are_shared_and_stay_so_are_left(normal: Normal) -> None:
     text = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { a = Conv (x, w, b) r = Relu (a) y = Conv (r, w, b) }"
     dense = from_text(text, w=normal(4, 4, 1, 1), b=normal(4))
     assert masked_sites(dense, ()) == []
@@ -138,16 +133,16 @@ def test_weights_that_are_shared_and_stay_so_are_left() -> None:
     assert found.model.SerializeToString() == dense.SerializeToString()
 
 
-def test_models_before_ir_4_list_their_weights_as_inputs_and_keep_them_there() -> None:
+def test_models_before_ir_4_list_their_weights_as_inputs_and_keep_them_there(rng: np.random.Generator) -> None:
     dense = conv_net()
     dense.ir_version = 3
     for tensor in dense.graph.initializer:
         dense.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    found = refitted(dense, image=RNG.standard_normal((40, 3, 8, 8)).astype(np.float32))
+    found = refitted(dense, image=rng.standard_normal((40, 3, 8, 8)).astype(np.float32))
     assert [value.name for value in found.graph.input] == [value.name for value in dense.graph.input]
 
 
-def test_functions_of_the_model_itself_are_carried_along() -> None:
+def test_functions_of_the_model_itself_are_carried_along(normal: Normal) -> None:
     model: onnx.ModelProto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
         m (float[N,4,6,6] x) => (float[N,4,6,6] y) { a = Conv (x, w1, b1) r = own.Swish (a) y = Conv (r, w2, b2) }

@@ -3,20 +3,15 @@
 import numpy as np
 import onnx
 import pytest
-from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, batches, distance, grouped, outputs, plan_of, recover
+from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, Normal, batches, distance, grouped, outputs, plan_of, recover
 from tiny import conv_net, from_text, get_tensor, residual_net
 
 from onnx_gconv.recover.fitting import FitOptions
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import match
 
-RNG = np.random.default_rng(0)
 # Products of moments are float32, so that weights come out with some five digits; masking alone moves outputs by half.
 ROUNDING = 1e-4
-
-
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape)
 
 
 def improvement(
@@ -35,7 +30,7 @@ def test_the_whole_net_with_its_gemm_comes_closer() -> None:
     assert fitted < 0.5 * masked
 
 
-def test_half_precision_weights_stay_half_precision() -> None:
+def test_half_precision_weights_stay_half_precision(normal: Normal) -> None:
     dense = from_text(
         "m (float16[N,4,6,6] image) => (float16[N,8,6,6] y) { a = Conv (image, w1, b1) r = Relu (a) y = Conv (r, w2, b2) }",
         w1=normal(8, 4, 1, 1).astype(np.float16),
@@ -72,7 +67,7 @@ def test_a_fixed_batch_gives_what_a_dynamic_one_gives() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_convs_of_other_ranks_are_fitted(rank: int) -> None:
+def test_convs_of_other_ranks_are_fitted(rank: int, normal: Normal) -> None:
     axes, pads = ",".join("5" * rank), ",".join("1" * 2 * rank)
     dense = from_text(
         f"m (float[N,4,{axes}] image) => (float[N,8,{axes}] y) {{ a = Conv <pads = [{pads}]> (image, w1, b1) r = Relu (a)"
@@ -86,7 +81,7 @@ def test_convs_of_other_ranks_are_fitted(rank: int) -> None:
     assert fitted < 0.9 * masked
 
 
-def test_two_inputs_are_both_carried_along() -> None:
+def test_two_inputs_are_both_carried_along(normal: Normal) -> None:
     """The second input is a multiple of the first, so that groups which see one of them only can do without the other."""
     dense = from_text(
         "m (float[N,4,6,6] image, float[N,4,6,6] other) => (float[N,8,6,6] y)"

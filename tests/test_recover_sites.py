@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from fitting import outputs
+from fitting import Normal, outputs
 from numpy.typing import ArrayLike
 from tiny import from_text, residual_net
 
@@ -21,21 +21,21 @@ from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Walk, put_inputs
 
-RNG = np.random.default_rng(0)
-IMAGES = RNG.standard_normal((6, 4, 5, 5)).astype(np.float32)
-
-
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape) / 4
+IMAGES = np.random.default_rng(0).standard_normal((6, 4, 5, 5)).astype(np.float32)
 
 
 def net(body: str, *, outputs: str = "float[N,C,H,W] y", inputs: str = "float[N,4,H,W] x", **tensors: ArrayLike) -> onnx.ModelProto:
     """Return a model on 4-channel images; w1, w2, w3 are 1x1 kernels 4->4 and b1, b2, b3 biases unless told otherwise."""
+    rng = np.random.default_rng(2)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape) / 4
+
     defaults: dict[str, ArrayLike] = {}
     for number in "123":
-        defaults |= {f"w{number}": normal(4, 4, 1, 1), f"b{number}": normal(4)}
-        defaults |= {f"mean{number}": normal(4), f"gamma{number}": 1 + normal(4), f"beta{number}": normal(4)}
-        defaults[f"var{number}"] = 1 + np.square(normal(4))
+        defaults |= {f"w{number}": draw(4, 4, 1, 1), f"b{number}": draw(4)}
+        defaults |= {f"mean{number}": draw(4), f"gamma{number}": 1 + draw(4), f"beta{number}": draw(4)}
+        defaults[f"var{number}"] = 1 + np.square(draw(4))
     words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
     used = {name: value for name, value in (defaults | tensors).items() if name in words}
     return from_text(f"m ({inputs}) => ({outputs}) {{ {body} }}", **used)
@@ -167,20 +167,20 @@ def test_a_constant_goes_where_nobody_else_reads_it(body: str, bias: str, *, has
         ("y = MatMul (x, w)", []),
     ],
 )
-def test_a_gemm_is_a_site_if_it_is_plain(body: str, names: list[str]) -> None:
+def test_a_gemm_is_a_site_if_it_is_plain(body: str, names: list[str], normal: Normal) -> None:
     model = net(body, inputs="float[4,4] x", outputs="float[4,4] y", w=normal(4, 4), b=normal(4))
     assert list(sites_of(model)) == names
 
 
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_a_gemms_blocks_are_all_its_channels(transposed: int) -> None:
+def test_a_gemms_blocks_are_all_its_channels(transposed: int, normal: Normal) -> None:
     weight = normal(3, 5) if transposed else normal(5, 3)
     model = net(f"y = Gemm <transB = {transposed}> (x, w)", inputs="float[N,5] x", outputs="float[N,3] y", w=weight)
     site = sites_of(model)["y"]
     assert (site.outputs.tolist(), site.inputs.tolist()) == ([[0, 1, 2]], [[0, 1, 2, 3, 4]])
 
 
-def test_blocks_are_the_groups_that_a_conv_has() -> None:
+def test_blocks_are_the_groups_that_a_conv_has(normal: Normal) -> None:
     model = net("d = Conv <group = 4> (x, w) y = Conv <group = 2> (d, v)", w=normal(8, 1, 3, 3), v=normal(6, 4, 1, 1))
     depthwise, grouped = sites_of(model).values()
     assert depthwise.outputs.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -266,7 +266,7 @@ def branches() -> onnx.ModelProto:
         BRANCHES,
         inputs="float[N,4,H,W] x, float[N,4,H,W] z, bool[1] flag",
         outputs="float[N,C,H,W] y, float[N,C,H,W] early",
-        w=normal(4, 8, 1, 1),
+        w=np.random.default_rng(3).standard_normal((4, 8, 1, 1)) / 4,
         halves=np.array([2, 2]),
     )
 
@@ -313,7 +313,7 @@ def test_a_walk_gives_what_the_whole_model_gives() -> None:
         assert store.names() == set()
 
 
-def test_only_tensors_that_will_be_read_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tensors_that_will_be_read_are_kept(monkeypatch: pytest.MonkeyPatch, normal: Normal) -> None:
     """In a chain, a walk needs the tensor that it has reached and the one that it comes from: two for each model."""
     held: dict[tuple[int, str, int], int] = {}
     peaks = []
@@ -333,7 +333,7 @@ def test_only_tensors_that_will_be_read_are_kept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ActivationStore, "drop", counting_drop)
     depth = 12
     convs = [f"c{i} = Conv ({f'r{i - 1}' if i else 'x'}, k{i}, h{i}) r{i} = Relu (c{i})" for i in range(depth)]
-    tensors = {f"k{i}": normal(4, 4, 1, 1) for i in range(depth)} | {f"h{i}": normal(4) for i in range(depth)}
+    tensors = {f"k{i}": normal(4, 4, 1, 1) / 4 for i in range(depth)} | {f"h{i}": normal(4) for i in range(depth)}
     model = net(" ".join(convs), outputs=f"float[N,C,H,W] r{depth - 1}", **tensors)
     refit(model, [{"x": IMAGES}, {"x": IMAGES + 1}])
     assert 2 * 2 * IMAGES.nbytes <= max(peaks) <= 4 * 2 * IMAGES.nbytes

@@ -133,6 +133,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- what the page says ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_measured_models_of_one_name_are_told_apart_by_their_folders(folder: Path) -> None:
     for name in ("old/model/net.onnx", "new/model/net.onnx"):
         Path(name).parent.mkdir(parents=True)
@@ -159,6 +160,7 @@ def test_a_name_has_as_many_folders_as_tell_it_from_the_others(paths: list[str],
     assert [telling_names(paths)[path] for path in paths] == names
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_report_says(digits: Path, digits_page: Path) -> None:
     page = Page(digits_page.read_text(encoding="utf-8"))
     told = json.loads((digits / "recovered.report.json").read_text())
@@ -176,6 +178,7 @@ def test_the_page_says_what_the_report_says(digits: Path, digits_page: Path) -> 
     assert page.tables["Skipped Convs, recovered"][1:] == [[c["name"], c["reason"]] for c in told["skipped"]]
 
 
+@pytest.mark.slow
 def test_every_layer_is_in_its_place_along_the_depth(digits: Path, digits_page: Path) -> None:
     page = Page(digits_page.read_text(encoding="utf-8"))
     rows = page.tables["Layers, small"][1:]
@@ -187,6 +190,7 @@ def test_every_layer_is_in_its_place_along_the_depth(digits: Path, digits_page: 
         assert row[2:4] == [str(layer["groups"]), f"{layer['kept']:.1%}" if "kept" in layer else ""]
 
 
+@pytest.mark.slow
 def test_time_exploration_and_training_are_shown(digits: Path, digits_page: Path) -> None:
     page = Page(digits_page.read_text(encoding="utf-8"))
     timing = json.loads((digits / "timing.2.json").read_text())
@@ -208,6 +212,7 @@ def test_time_exploration_and_training_are_shown(digits: Path, digits_page: Path
     assert page.tags.count("svg") == 2 * len(page.charts)
 
 
+@pytest.mark.slow
 def test_a_plan_without_a_report_is_shown_too(folder: Path) -> None:
     run("plan", "net.onnx", "--groups", "4", "-o", "only.plan.json")
     page = report(folder)
@@ -230,6 +235,7 @@ def test_a_report_brings_its_siblings_and_no_others(folder: Path) -> None:
     assert [name for name, _ in everything.trainings] == ["other.metrics.jsonl", "small.metrics.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_point_of_an_exploration_is_shown_and_marked(folder: Path) -> None:
     run("explore", "net.onnx", "-o", "sweep", "--points", "4")
     page = report("sweep", "--point", "2")
@@ -254,6 +260,7 @@ def evaluated(folder: Path, *figures: dict[str, float] | None) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_accuracy_is_drawn_where_every_evaluated_point_has_it(folder: Path) -> None:
     run("explore", "net.onnx", "-o", "sweep", "--points", "3")
     evaluated(folder, {"top1": 0.875, "agreement": 1.0}, {"top1": 0.5, "agreement": 0.25}, None)
@@ -264,6 +271,7 @@ def test_accuracy_is_drawn_where_every_evaluated_point_has_it(folder: Path) -> N
     assert [row[6:8] for row in rows[1:]] == [["87.50%", ""], ["50.00%", "75.00%"], ["", ""]]
 
 
+@pytest.mark.slow
 def test_agreement_is_drawn_without_labels_and_nothing_where_a_point_lacks_both(folder: Path) -> None:
     run("explore", "net.onnx", "-o", "sweep", "--points", "3")
     path = evaluated(folder, {"agreement": 1.0}, {"top1": 0.5, "agreement": 0.25}, {"agreement": 0.1})
@@ -326,6 +334,7 @@ def test_without_the_model_the_page_says_so(folder: Path) -> None:
     assert len(report("small.report.json", "--model", "moved.onnx").charts) == 5
 
 
+@pytest.mark.slow
 def test_another_model_of_that_name_is_not_taken_for_it_unless_the_user_says_so(folder: Path) -> None:
     save(conv_net(seed=1), Path("net.onnx"))
     assert "its hash differs" in report("small.report.json").text
@@ -369,6 +378,7 @@ def test_a_plan_by_activation_is_drawn_by_its_weights_and_that_is_said(folder: P
 # --- the file -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(folder: Path) -> None:
     Path("small.metrics.jsonl").write_text(METRICS)
     for name in ("one", "two"):
@@ -392,6 +402,7 @@ def test_figures_are_the_charts_of_the_page_as_svg_and_png(folder: Path) -> None
             assert len(path.read_bytes()) > 5000
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_by_itself(digits_page: Path) -> None:
     text = digits_page.read_text(encoding="utf-8")
     page = Page(text)
@@ -404,6 +415,7 @@ def test_the_page_is_whole_by_itself(digits_page: Path) -> None:
     assert "#fe01" not in text  # every colour of a chart is one of the page's
 
 
+@pytest.mark.slow
 def test_names_are_text_and_never_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = conv_net()
@@ -509,6 +521,7 @@ def test_nothing_to_report_is_refused(folder: Path) -> None:
     assert gconv("report", "small.report.json").code == 2
 
 
+@pytest.mark.slow
 def test_the_table_of_a_sweep_is_left_out_and_that_is_said(folder: Path) -> None:
     run("bench", "net.onnx", "--runner", "ort-cpu", "--sweep", "--seconds", "0.05", "--timing-out", "timing.json")
     assert "timing.json is a table of `bench --sweep`" in report(".").text

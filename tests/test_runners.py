@@ -295,6 +295,7 @@ def test_a_flag_that_trtexec_does_not_know_is_reported(tmp_path: Path, standin: 
     assert "does not know a flag" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_a_trtexec_that_hangs_is_stopped(tmp_path: Path) -> None:
     program = tmp_path / "trtexec"
     program.write_text("#!/bin/sh\necho '&&&& RUNNING TensorRT.trtexec [TensorRT v8201]'\nexec sleep 60\n")
@@ -514,6 +515,7 @@ def test_the_names_that_the_api_runner_uses_exist_today() -> None:
 # TensorRT-RTX, really
 
 
+@pytest.mark.slow
 @needs_rtx
 @pytest.mark.parametrize("gathers", ["free", "shared", "none"])
 def test_engines_are_built_of_a_model_before_and_after_compression(tmp_path: Path, gathers: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from fitting import Behind, fit_conv, grouped, outputs, plan_of
+from fitting import Behind, Normal, batches, fit_conv, grouped, outputs, plan_of
 from numpy.typing import ArrayLike
 from tiny import conv_net, from_text, get_tensor, residual_net, set_tensor
 
@@ -18,13 +18,8 @@ from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import match
 from onnx_gconv.solve.grouping import Grouping
 
-RNG = np.random.default_rng(0)
-FEEDS = [{"image": RNG.standard_normal((25, 3, 8, 8)).astype(np.float32)} for _ in range(3)]
+FEEDS = batches(25, 3, 8, 8)
 ALL = {"image": np.concatenate([batch["image"] for batch in FEEDS])}
-
-
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape)
 
 
 def grouping(layer: PlannedLayer) -> Grouping:
@@ -97,7 +92,7 @@ def test_a_conv_that_has_groups_is_split_within_them() -> None:
     assert found == pytest.approx(slowly(set_tensor(model, "w2", within), layer, "w2", "b2", probes=3), rel=1e-3)
 
 
-def test_the_mean_of_a_normalization_takes_the_constant_as_a_bias_would() -> None:
+def test_the_mean_of_a_normalization_takes_the_constant_as_a_bias_would(normal: Normal) -> None:
     body = "p = GlobalAveragePool (r) scores = Flatten (p) }"
     tensors: dict[str, ArrayLike] = {"w": normal(8, 3, 3, 3), "v": normal(8, 8, 1, 1)}
     gamma, beta, mean, var = normal(8), normal(8), normal(8), 1 + np.square(normal(8))
@@ -119,7 +114,7 @@ def test_the_mean_of_a_normalization_takes_the_constant_as_a_bias_would() -> Non
     assert found[0] > 1e-3
 
 
-def test_a_layer_that_cannot_be_fitted_has_no_entry() -> None:
+def test_a_layer_that_cannot_be_fitted_has_no_entry(normal: Normal) -> None:
     text = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { a = Conv (x, w) b = Conv (a, w) y = Conv (b, v) }"
     model = from_text(text, w=normal(4, 4, 1, 1), v=normal(4, 4, 1, 1))
     layers = [grouped(name, 4, 4) for name in "aby"]
@@ -127,7 +122,7 @@ def test_a_layer_that_cannot_be_fitted_has_no_entry() -> None:
     assert list(found) == [("y", 2)]
 
 
-def test_layers_that_lose_nothing_cost_nothing_and_the_others_something() -> None:
+def test_layers_that_lose_nothing_cost_nothing_and_the_others_something(normal: Normal) -> None:
     model = residual_net()
     weight = get_tensor(model, "w1")
     weight[:4, 4:] = weight[4:, :4] = 0
@@ -149,7 +144,7 @@ m (float[N,4,6,6] x) => (float[N,4,6,6] early, float[N,4,6,6] y) {
 """
 
 
-def test_an_output_that_comes_out_before_a_layer_counts_as_unchanged() -> None:
+def test_an_output_that_comes_out_before_a_layer_counts_as_unchanged(normal: Normal) -> None:
     tensors: dict[str, ArrayLike] = {}
     for number in "123":
         tensors |= {f"w{number}": normal(4, 4, 1, 1), f"b{number}": normal(4)}
@@ -164,14 +159,14 @@ def test_an_output_that_comes_out_before_a_layer_counts_as_unchanged() -> None:
     assert all(math.isfinite(cost) and cost > 0 for cost in found.values())
 
 
-def test_a_layer_that_reaches_no_output_costs_nothing() -> None:
+def test_a_layer_that_reaches_no_output_costs_nothing(normal: Normal) -> None:
     text = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { y = Conv (x, w1) dead = Conv (y, w2) }"
     model = from_text(text, w1=normal(4, 4, 1, 1), w2=normal(4, 4, 1, 1))
     found = measure(model, [grouped("y", 4, 4), grouped("dead", 4, 4)], [{"x": normal(30, 4, 6, 6).astype(np.float32)}])
     assert found["dead", 2] == 0 < found["y", 2]
 
 
-def test_in_a_compressed_model_a_layer_is_tried_in_the_company_of_the_others() -> None:
+def test_in_a_compressed_model_a_layer_is_tried_in_the_company_of_the_others(normal: Normal) -> None:
     """`last` gets four groups in place of two, and is fitted to the dense sum on what the masked layers before it give."""
     dense = residual_net()
     feeds = [{"image": normal(40, 4, 6, 6).astype(np.float32)} for _ in range(2)]

@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from onnx_gconv.torch.training import Training  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "models"
 SAMPLES = 96
@@ -60,6 +62,7 @@ def history(path: str = "tuned.metrics.jsonl") -> list[dict[str, float]]:
 TUNE = "finetune net.onnx plan.json -o tuned.onnx --epochs 4 --batch-size 16 --lr 0.1 --val-split 0.25 --data"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", ["labelled.npz", "unlabelled.npz", "labelled.npz --distill 0.5 --schedule multistep --augment crop,flip"]
 )
@@ -233,6 +236,7 @@ def batch_norm_net() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_with_the_same_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """BatchNormalization included: its statistics are those of the whole batch, over all processes.
 
@@ -263,6 +267,7 @@ def test_two_processes_train_as_one_with_the_same_batch(monkeypatch: pytest.Monk
         assert np.abs(found - expected).max() <= 1e-3 * np.abs(expected - start).max() + rounding, tensor.name
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme_tunes_the_digits() -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     shutil.copytree(MODELS, "models", ignore=lambda folder, names: [name for name in names if not name.startswith("digits")])
@@ -288,11 +293,13 @@ def digits_right(flags: str) -> int:
     return round(360 * evaluation["top1"])
 
 
+@pytest.mark.slow
 def test_the_digits_come_back_within_one_point_of_dense() -> None:
     """Dense, all 360 are right."""
     assert digits_right(f"--calib {MODELS / 'digits_calib.npz'} --jobs 1 --epochs 3 --lr 0.01 --augment crop") >= 357
 
 
+@pytest.mark.slow
 def test_training_alone_brings_the_digits_back_from_chance() -> None:
     """Masked, 35 are right. 3.2 standard deviations of chance are 54."""
     assert digits_right("--epochs 3 --lr 0.1") >= 300

@@ -18,6 +18,8 @@ from onnx_gconv.search.table import Option, Row, Table  # noqa: E402
 from onnx_gconv.torch import load  # noqa: E402
 from onnx_gconv.torch.refining import Tuner  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 MODELS = Path(__file__).parents[1] / "models"
 DIGITS, IMAGES = MODELS / "digits.onnx", MODELS / "digits_calib.npz"
 
@@ -42,6 +44,7 @@ def run(command: str) -> str:
     return finished.err
 
 
+@pytest.mark.slow
 def test_a_refined_plan_is_within_the_budget_fits_the_given_model_and_its_start_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, tune = [], Tuner.tune
 

@@ -21,6 +21,8 @@ from onnx_gconv.torch.spool import Samples, Spool, spooled  # noqa: E402
 from onnx_gconv.torch.team import Team, assembled  # noqa: E402
 from onnx_gconv.torch.training import LANDMARKS, Training, TrainingSettings, _laid_out, split  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 ALONE = Team(0, 1, 0, torch.device("cpu"))
 SETTINGS = TrainingSettings(
     epochs=2,
@@ -47,8 +49,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(1, keepdims=True)
 
 
-RNG = np.random.default_rng(0)
-STUDENT, TEACHER = RNG.standard_normal((2, 6, 4))
+STUDENT, TEACHER = np.random.default_rng(0).standard_normal((2, 6, 4))
 LABELS = np.array([0, 1, 2, 3, 0, 1])
 CROSS_ENTROPY = -np.log(softmax(STUDENT)[np.arange(6), LABELS]).mean()
 DIVERGENCE = TEMPERATURE**2 * (
@@ -76,8 +77,8 @@ def test_probabilities_and_maps_of_one_pixel_count_as_the_classes_they_are(maker
     assert float(found) == pytest.approx(0.5 * DIVERGENCE + 0.5 * CROSS_ENTROPY, rel=1e-4)
 
 
-def test_an_output_that_is_no_class_is_compared_by_its_squared_error_as_a_share_of_its_variance() -> None:
-    map_of_student, map_of_teacher = RNG.standard_normal((2, 3, 1, 5, 5)) * 7
+def test_an_output_that_is_no_class_is_compared_by_its_squared_error_as_a_share_of_its_variance(rng: np.random.Generator) -> None:
+    map_of_student, map_of_teacher = rng.standard_normal((2, 3, 1, 5, 5)) * 7
     loss = Loss(1.0, ("Conv",))
     found = loss(tensors(map_of_student), tensors(map_of_teacher), None)
     assert float(found) == pytest.approx(((map_of_student - map_of_teacher) ** 2).mean() / map_of_teacher.var(), rel=1e-5)
@@ -86,7 +87,7 @@ def test_an_output_that_is_no_class_is_compared_by_its_squared_error_as_a_share_
         Loss(0.5, ("Conv",))(tensors(map_of_student), tensors(map_of_teacher), torch.zeros(3, dtype=torch.int64))
 
 
-def test_landmarks_are_where_branches_join_behind_the_activation() -> None:
+def test_landmarks_are_where_branches_join_behind_the_activation(rng: np.random.Generator) -> None:
     model = from_text(
         """r (float[N, 2, 4, 4] x) => (float[N, 2, 4, 4] y)
         {
@@ -101,7 +102,7 @@ def test_landmarks_are_where_branches_join_behind_the_activation() -> None:
             q = Concat<axis = 1>(n, k)
             y = Slice(q, zero, two, one)
         }""",
-        w=RNG.standard_normal((2, 2, 3, 3)).astype(np.float32),
+        w=rng.standard_normal((2, 2, 3, 3)).astype(np.float32),
         shift=np.ones(1, np.float32),
         zero=np.array([0]),
         one=np.array([1]),
@@ -115,8 +116,8 @@ def test_landmarks_are_where_branches_join_behind_the_activation() -> None:
     assert landmarks(program, straight) == ()
 
 
-def test_landmarks_count_as_much_as_they_are_told_and_only_as_far_as_the_teacher_does() -> None:
-    inside, wanted = tensors(*RNG.standard_normal((2, 6, 3, 2, 2)))
+def test_landmarks_count_as_much_as_they_are_told_and_only_as_far_as_the_teacher_does(rng: np.random.Generator) -> None:
+    inside, wanted = tensors(*rng.standard_normal((2, 6, 3, 2, 2)))
     error = float(((inside - wanted) ** 2).mean())
     marks = [Landmark(inside, wanted, 7.0), Landmark(wanted, wanted, 5.0)]
     found = Loss(0.5, ("Gemm",))(tensors(STUDENT), tensors(TEACHER), torch.from_numpy(LABELS), marks)
@@ -139,8 +140,8 @@ def test_the_learning_rate_falls_by_ten_after_each_third_or_along_a_cosine() -> 
     assert [factor("cosine", progress) for progress in (0, 1 / 3, 0.5, 1)] == pytest.approx([1, 0.75, 0.5, 0])
 
 
-def test_a_crop_is_a_window_of_the_image_with_a_border_of_zeros_and_a_flip_its_mirror_image() -> None:
-    images = torch.from_numpy(RNG.standard_normal((3, 2, 16, 8))).float()
+def test_a_crop_is_a_window_of_the_image_with_a_border_of_zeros_and_a_flip_its_mirror_image(rng: np.random.Generator) -> None:
+    images = torch.from_numpy(rng.standard_normal((3, 2, 16, 8))).float()
     bordered = np.zeros((3, 2, 20, 10), np.float32)
     bordered[:, :, 2:-2, 1:-1] = images.numpy()
     fixed = Draw(torch.tensor([0.0, 0.5, 0.99]), torch.tensor([0.99, 0.5, 0.0]), torch.tensor([False, True, False]))
@@ -170,8 +171,10 @@ def test_the_split_is_a_partition_that_the_seed_decides() -> None:
         split(1, 0.1, 0)
 
 
-def test_spooled_data_can_be_taken_in_any_order_and_is_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, labels = RNG.standard_normal((700, 3, 8, 8)).astype(np.float32), RNG.integers(0, 4, 700)
+def test_spooled_data_can_be_taken_in_any_order_and_is_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    images, labels = rng.standard_normal((700, 3, 8, 8)).astype(np.float32), rng.integers(0, 4, 700)
     np.savez(tmp_path / "data.npz", image=images, labels=labels)
     (tmp_path / "spool").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spool"))
