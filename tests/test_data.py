@@ -242,7 +242,7 @@ def test_an_input_named_labels_is_an_input() -> None:
     [
         ({"images": IMAGES}, "no array for the input 'image': it holds 'images'"),
         ({"labels": LABELS}, "no array for the input 'image': it holds 'labels'"),
-        ({"image": IMAGES, "label": LABELS}, "holds 'label', which is no input"),
+        ({"image": IMAGES, "label": LABELS}, "holds 'label', which is not an input"),
         ({"image": IMAGES[0]}, "'image' has 3 axes, but the model's input has 4"),
         ({"image": IMAGES[:, :1]}, "axis 1 of 'image' is 1, but the model's input wants 3"),
         ({"image": IMAGES[:, :, :, :7]}, "axis 3 of 'image' is 7, but the model's input wants 8"),

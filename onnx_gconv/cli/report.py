@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options.check_outputs(args, args.output)
     if args.output.exists() and args.output.suffix not in PAGES:
-        raise UsageError(f"{args.output} exists and is not an HTML page: choose another name")
+        raise UsageError(f"the page would overwrite the file {args.output}, which is not an HTML page")
     _require_matplotlib()
     from onnx_gconv.report.page.collection import collect
     from onnx_gconv.report.page.page import page, picture_files, sections, show

@@ -46,9 +46,7 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
     clocked = Chooser(original, settings, facts, listener, watch).first_in_time(guide)
     plan, weights, recovery = clocked.plan, original.model, None
     matched = match(original.model, plan)
-    if samples is None:
-        listener.warn(NOT_FITTED)
-    else:
+    if samples is not None:
         with watch("recover"):
             weights, recovery = recovered(original, matched, samples, settings, listener)
     with watch("rewrite_and_verify"):
@@ -68,6 +66,8 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
         with watch("evaluate"):
             progress = listener.phase("evaluating")
             evaluation = evaluate(rewritten.model, judging, reference=original.model, on_progress=progress)
+    if samples is None and matched:
+        listener.warn(NOT_FITTED)
     return Result(original, clocked, rewritten, evaluation, before, after, watch.seconds)
 
 
