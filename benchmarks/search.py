@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnx_gconv.listener import ignore
-from onnx_gconv.pipeline.facts import Facts
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import open_original
 from onnx_gconv.pipeline.planning import solve
 from onnx_gconv.pipeline.settings import Settings
@@ -42,7 +41,7 @@ def header(*names: str) -> None:
 @cache
 def table_of(path: Path) -> Table:
     """Return the cost table of a model: every layer solved for every legal number of groups."""
-    solved = solve(open_original(path), Settings(), Facts(), gathers="free", progress=ignore)
+    solved = solve(Job(open_original(path), Settings()), "free")
     assert solved.table is not None
     return solved.table
 

@@ -15,7 +15,8 @@ from onnx_gconv.errors import GconvError
 from onnx_gconv.evaluation import evaluate
 from onnx_gconv.exploration.goal import Brief, Goal, Tuning
 from onnx_gconv.exploration.point import Point, planned_point
-from onnx_gconv.listener import SILENT, ignore
+from onnx_gconv.listener import ignore
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original, open_original
 from onnx_gconv.pipeline.planning import Planned, plan_guided
 from onnx_gconv.pipeline.recovering import guide_of, open_samples, recovered
@@ -88,18 +89,19 @@ class _Work:
         with self.watch("read"):
             original = open_original(self.brief.model, self.brief.given_shapes)
             samples = open_samples(original, self.settings)
+        job = Job(original, self.settings)
         with self.watch("search"):
-            planned = self._planned(original, samples)
+            planned = self._planned(job, samples)
         plan = planned.plan
         assert planned.search is not None, "an exploration searches, it follows no rule"
         planned.save(self.folder / f"{name}.plan.json")
         matched = match(original.model, plan)
         with self.watch("recover"):
-            start, recovery = self._recovered(original, matched, samples)
-        rewritten = self._written(original, start, matched, f"{name}.onnx")
+            start, recovery = self._recovered(job, matched, samples)
+        rewritten = self._written(job, start, matched, f"{name}.onnx")
         finetuned = None
         if tuning is not None and plan.layers:
-            finetuned = self._tuned(original, start, plan, matched, tuning)
+            finetuned = self._tuned(job, start, plan, matched, tuning)
         return planned_point(
             f"{name}.plan.json",
             plan,
@@ -110,29 +112,27 @@ class _Work:
             finetuned=finetuned,
         )
 
-    def _planned(self, original: Original, samples: Calibration | None) -> Planned:
+    def _planned(self, job: Job, samples: Calibration | None) -> Planned:
         solved, costs = self.brief.solved, self.brief.costs
         count = solved.network.count
         # Where the model fits as it is there is nothing to choose, and nothing to measure.
         guide: Guide | None = None
         if not self.goal.budget.allows(count.params, count.macs):
-            guide = guide_of(original, self.settings, samples, SILENT)
+            guide = guide_of(job, samples)
         if guide is not None and costs is not None:
             guide = KnownCosts(guide, costs)
         return plan_guided(solved, self.goal.budget, guide)
 
-    def _recovered(
-        self, original: Original, matched: Matched, samples: Calibration | None
-    ) -> tuple[onnx.ModelProto, Recovery | None]:
+    def _recovered(self, job: Job, matched: Matched, samples: Calibration | None) -> tuple[onnx.ModelProto, Recovery | None]:
         """Return the masked model, fitted where there are samples; a model that nothing was dropped from needs no fit."""
         if samples is None or not matched:
-            return mask(original.model, matched), None
-        return recovered(original, matched, samples, self.settings, SILENT)
+            return mask(job.original.model, matched), None
+        return recovered(job, matched, samples)
 
-    def _written(self, original: Original, masked: onnx.ModelProto, matched: Matched, file: str) -> Rewritten:
+    def _written(self, job: Job, masked: onnx.ModelProto, matched: Matched, file: str) -> Rewritten:
         """Group a masked model, verify it, and write it into the folder."""
         with self.watch("rewrite_and_verify"):
-            rewritten = rewrite(original, masked, matched, seed=self.settings.seed, is_verified=True, listener=SILENT)
+            rewritten = rewrite(job, masked, matched)
             rewritten.save(self.folder / file)
         return rewritten
 
@@ -143,14 +143,14 @@ class _Work:
             data = open_data(self.settings.eval, original.model, preprocessing=self.settings.preprocessing)
             return evaluate(rewritten.model, data, reference=original.model).as_dict()
 
-    def _tuned(self, original: Original, start: onnx.ModelProto, plan: Plan, matched: Matched, tuning: Tuning) -> dict[str, object]:
+    def _tuned(self, job: Job, start: onnx.ModelProto, plan: Plan, matched: Matched, tuning: Tuning) -> dict[str, object]:
         """Train from where recovery ended, and return what that brought."""
         from onnx_gconv.torch import checkpoint
         from onnx_gconv.torch.finetuning import Task, finetune, metrics_beside
         from onnx_gconv.torch.team import assembled
         from onnx_gconv.torch.training import TrainingSettings
 
-        how = TrainingSettings(**tuning.settings)
+        original, how = job.original, TrainingSettings(**tuning.settings)
         output = self.folder / f"{self.goal.name}.tuned.onnx"
         with self.watch("finetune"), assembled(tuning.device) as team:
             data = open_data(tuning.data, original.model, preprocessing=self.settings.preprocessing)
@@ -158,7 +158,7 @@ class _Work:
             tuned = finetune(task, how, team, output=output, resume=False, on_step=ignore, on_epoch=ignore)
         checkpoint.path_beside(output).unlink()  # only a training that stopped needs it
         best = {name: value for name, value in vars(tuned.best).items() if name != "seconds"}
-        rewritten = self._written(original, tuned.model, matched, output.name)
+        rewritten = self._written(job, tuned.model, matched, output.name)
         return {
             "model": output.name,
             "metrics": metrics_beside(output).name,

@@ -22,6 +22,7 @@ from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.model.network import Network
 from onnx_gconv.pipeline.extras import require_torch
 from onnx_gconv.pipeline.facts import measure
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original, open_original, tell_counts
 from onnx_gconv.pipeline.planning import Solved, plan_within
 from onnx_gconv.pipeline.recovering import guide_of, open_samples
@@ -151,14 +152,13 @@ class _Explorer:
     def explored(self, samples: Calibration | None, engine: Engine | None) -> Exploration:
         """Return the points, each in the folder as soon as it is there; without an engine they are plans only."""
         original, points = self._original, list[Point]()
-        facts = measure(original, self._settings, samples, self._listener)
+        job = Job(original, self._settings, measure(original, self._settings, samples, self._listener), self._listener)
         make_folder(self._path)
         try:
             with locked(self._path):
                 require_kept(self._path, self._count, has_models=engine is not None, has_tuned=self._tuning is not None)
-                progress = self._listener.phase("solving")
-                solved = solve_resumable(original, self._settings, facts, folder=self._path, progress=progress)
-                for points in self._plans(solved) if engine is None else self._models(solved, samples, engine):
+                solved = solve_resumable(job, self._path)
+                for points in self._plans(solved) if engine is None else self._models(job, solved, samples, engine):
                     text = exploration_json(str(original.path), self._by, points, original.network, original.sha256)
                     write_text(self._path / "explore.json", text)
         except BaseException as stop:
@@ -183,11 +183,11 @@ class _Explorer:
         Folder(self._path, {}).tidy(points)
         yield points
 
-    def _models(self, solved: Solved, samples: Calibration | None, engine: Engine) -> Iterator[list[Point]]:
+    def _models(self, job: Job, solved: Solved, samples: Calibration | None, engine: Engine) -> Iterator[list[Point]]:
         """Yield the points so far, in order, whenever there is one more."""
         dependencies = self._dependencies(solved)
         folder = Folder(self._path, dependencies)
-        costs = self._costs(solved, samples, folder, dependencies)
+        costs = self._costs(job, solved, samples, folder, dependencies)
         original, goals = self._original, self._goals(solved)
         assert original.path is not None, "an exploration has its model by name"
         brief = Brief(original.path, original.data_files, original.given_shapes, self._settings, solved, costs, self._tuning)
@@ -208,9 +208,11 @@ class _Explorer:
         assert solved.table is not None, "an exploration searches, it follows no rule"
         return goals_for(budgets(solved.table, self._by, self._count))
 
-    def _costs(self, solved: Solved, samples: Calibration | None, folder: Folder, dependencies: dict[str, object]) -> Costs | None:
+    def _costs(
+        self, job: Job, solved: Solved, samples: Calibration | None, folder: Folder, dependencies: dict[str, object]
+    ) -> Costs | None:
         """Return what the layers cost by the samples: that holds for all budgets, so it is measured here and once."""
-        guide = guide_of(self._original, self._settings, samples, self._listener)
+        guide = guide_of(job, samples)
         if guide is None or not solved.is_measured:
             return None
         needed = {name: dependencies[name] for name in ("model", "solutions", "seed", "preprocessing", "calib")}

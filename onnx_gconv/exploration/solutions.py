@@ -10,10 +10,9 @@ import numpy as np
 
 from onnx_gconv.errors import BudgetError, PlanError
 from onnx_gconv.files import write_text
-from onnx_gconv.listener import OnProgress
 from onnx_gconv.pipeline.choosing import option_table
 from onnx_gconv.pipeline.facts import Facts
-from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planning import Solved, decide_candidates, solve, wanted_numbers
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.pipeline.solving import Groupings, Problem, Solutions, problems, solve_each
@@ -64,12 +63,13 @@ def _key(problem: Problem) -> tuple[str, int]:
     return problem.layers[0].weight, problem.layers[0].groups
 
 
-def solve_resumable(original: Original, settings: Settings, facts: Facts, *, folder: Path, progress: OnProgress) -> Solved:
+def solve_resumable(job: Job, folder: Path) -> Solved:
     """Return the model solved for every candidate; layers that the folder has already are not solved again."""
+    original, settings, facts = job.original, job.settings, job.facts
     gathers, network = settings.gathers or "free", original.network
     if gathers != "free":
-        return solve(original, settings, facts, gathers=gathers, progress=progress)  # one joint problem: nothing to store
-    skipped, allowed, rule = decide_candidates(network, settings, facts)
+        return solve(job, gathers)  # one joint problem: nothing to store
+    skipped, allowed, rule = decide_candidates(job)
     assert rule is None, "an exploration searches, it follows no rule"
     file = SolutionFile(folder / SOLUTIONS, solution_settings(settings, facts, original.sha256))
     todo = problems([layer for layer in network.layers if layer.name in allowed], wanted_numbers(allowed))
@@ -79,6 +79,7 @@ def solve_resumable(original: Original, settings: Settings, facts: Facts, *, fol
 
     def all_solutions() -> Iterator[tuple[Problem, Solutions]]:
         yield from known
+        progress = job.listener.phase("solving")
         for problem, solutions in solve_each(original.model, missing, settings, facts, progress=progress):
             file.add(problem, solutions)
             yield problem, solutions

@@ -6,10 +6,11 @@ from typing import Unpack
 from onnx_gconv.errors import PlanError
 from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.model.shapes import ShapeLike
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import ModelLike, open_original
 from onnx_gconv.pipeline.recovering import open_samples, recovered
 from onnx_gconv.pipeline.rewriting import Rewritten, rewrite
-from onnx_gconv.pipeline.settings import ApplyWishes, PathLike, as_path, settings_of
+from onnx_gconv.pipeline.settings import ApplyWishes, PathLike, Settings, as_path, settings_of
 from onnx_gconv.plans import Plan, read_plan
 from onnx_gconv.rewrite import mask as masking
 from onnx_gconv.rewrite.mask import dropped_share
@@ -39,7 +40,8 @@ def mask(
     decided, original = plan_of(plan), open_original(model, input_shape)
     matched = match(original.model, decided)
     dropped = dropped_share(original.model, matched)
-    checked = rewrite(original, original.model, matched, seed=seed, is_verified=verify, dropped=dropped, listener=listener)
+    job = Job(original, Settings(verify=verify, seed=seed), listener=listener)
+    checked = rewrite(job, original.model, matched, dropped=dropped)
     if original.sha256 != decided.source_sha256:
         listener.warn(f"{original.name} is not the model that was planned; its layers have the same names and shapes")
     return replace(checked, model=masking.mask(original.model, matched))
@@ -69,17 +71,6 @@ def apply(
             "(sum of absolute values) where the plan drops it.",
             hint="if it was tuned, tune it again with the zeros of the masked model held; --allow-drop drops that weight",
         )
-    samples, weights, recovery = open_samples(original, settings), original.model, None
-    if samples is not None:
-        weights, recovery = recovered(original, matched, samples, settings, listener)
-    return rewrite(
-        original,
-        weights,
-        matched,
-        seed=settings.seed,
-        is_verified=settings.verify,
-        lowering=settings.lowering,
-        dropped=dropped,
-        recovery=recovery,
-        listener=listener,
-    )
+    job, samples = Job(original, settings, listener=listener), open_samples(original, settings)
+    weights, recovery = (original.model, None) if samples is None else recovered(job, matched, samples)
+    return rewrite(job, weights, matched, dropped=dropped, recovery=recovery)

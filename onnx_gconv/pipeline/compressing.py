@@ -6,12 +6,13 @@ from onnx_gconv.data.open import open_data
 from onnx_gconv.evaluation import evaluate
 from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.pipeline.extras import require_torch
-from onnx_gconv.pipeline.facts import Facts, measure
+from onnx_gconv.pipeline.facts import measure
 from onnx_gconv.pipeline.in_time import Chooser
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import ModelLike, Original, open_original, tell_counts
 from onnx_gconv.pipeline.planning import Planned, feasible_plans
 from onnx_gconv.pipeline.recovering import guide_of, open_samples, recovered
-from onnx_gconv.pipeline.result import Result, sizes
+from onnx_gconv.pipeline.result import Result, footprints
 from onnx_gconv.pipeline.rewriting import rewrite
 from onnx_gconv.pipeline.settings import CompressWishes, PlanWishes, Settings, settings_of
 from onnx_gconv.pipeline.stopwatch import Stopwatch
@@ -41,26 +42,15 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
     with watch("read"):
         original, samples = _opened(model, settings, listener)
         judging = None if settings.eval is None else open_data(settings.eval, original.model, preprocessing=settings.preprocessing)
-    facts = _facts(original, settings, samples, listener, watch)
-    guide = guide_of(original, settings, samples, listener)
-    clocked = Chooser(original, settings, facts, listener, watch).first_in_time(guide)
-    plan, weights, recovery = clocked.plan, original.model, None
-    matched = match(original.model, plan)
+    job = _job(original, settings, samples, listener, watch)
+    clocked = Chooser(job).first_in_time(guide_of(job, samples))
+    matched, weights, recovery = match(original.model, clocked.plan), original.model, None
     if samples is not None:
         with watch("recover"):
-            weights, recovery = recovered(original, matched, samples, settings, listener)
+            weights, recovery = recovered(job, matched, samples)
     with watch("rewrite_and_verify"):
-        rewritten = rewrite(
-            original,
-            weights,
-            matched,
-            seed=settings.seed,
-            is_verified=settings.verify,
-            lowering=settings.lowering,
-            recovery=recovery,
-            listener=listener,
-        )
-        before, after = sizes(original, rewritten, plan)
+        rewritten = rewrite(job, weights, matched, recovery=recovery)
+        before, after = footprints(original, rewritten, clocked.plan)
     evaluation = None
     if judging is not None:
         with watch("evaluate"):
@@ -85,15 +75,13 @@ def plan(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[Plan
     settings.require_goal()
     if settings.refine_steps is not None:
         require_torch("--refine-steps")
-    watch = Stopwatch()
     original, samples = _opened(model, settings, listener)
-    facts = _facts(original, settings, samples, listener, watch)
+    job = _job(original, settings, samples, listener, Stopwatch())
     if settings.refine_steps is not None:
         from onnx_gconv.pipeline.refining import refine  # which imports PyTorch
 
-        return refine(original, settings, facts, listener)
-    guide = guide_of(original, settings, samples, listener)
-    return next(feasible_plans(original, settings, facts, guide=guide, listener=listener, watch=watch))
+        return refine(job)
+    return next(feasible_plans(job, guide=guide_of(job, samples)))
 
 
 def _opened(model: ModelLike, settings: Settings, listener: Listener) -> tuple[Original, Calibration | None]:
@@ -104,6 +92,7 @@ def _opened(model: ModelLike, settings: Settings, listener: Listener) -> tuple[O
     return original, open_samples(original, settings)
 
 
-def _facts(original: Original, settings: Settings, samples: Calibration | None, listener: Listener, watch: Stopwatch) -> Facts:
+def _job(original: Original, settings: Settings, samples: Calibration | None, listener: Listener, watch: Stopwatch) -> Job:
     with watch("measure"):
-        return measure(original, settings, samples, listener)
+        facts = measure(original, settings, samples, listener)
+    return Job(original, settings, facts, listener, watch)

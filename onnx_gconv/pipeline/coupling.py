@@ -5,15 +5,13 @@ from typing import Literal
 
 import numpy as np
 
-from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer
 from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.pipeline.choosing import Candidates, Reasons
-from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.importances import layer_importance
-from onnx_gconv.pipeline.original import Original
-from onnx_gconv.pipeline.settings import GathersName, Settings
+from onnx_gconv.pipeline.job import Job
+from onnx_gconv.pipeline.settings import GathersName
 from onnx_gconv.pipeline.solving import Groupings
 from onnx_gconv.solve.coupled import Level, SharedAxis, Term, solve_coupled
 from onnx_gconv.solve.grouping import Grouping, canonical, kept_share
@@ -67,18 +65,10 @@ class _SharedAxes:
         return self._by_key[key]
 
 
-def solve_jointly(
-    original: Original,
-    allowed: Candidates,
-    settings: Settings,
-    facts: Facts,
-    *,
-    gathers: GathersName,
-    skipped: Reasons,
-    progress: OnProgress,
-) -> tuple[Candidates, Groupings]:
+def solve_jointly(job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons) -> tuple[Candidates, Groupings]:
     """Return the candidates that a joint solution has, and their groupings; note in `skipped` who has none."""
-    model, network = original.model, original.network
+    model, network, settings = job.original.model, job.original.network, job.settings
+    progress = job.listener.phase("solving")
     constants = Constants(model)
     spaces = find_spaces(model, constants, network.shapes)
     sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Conv"}
@@ -92,7 +82,7 @@ def solve_jointly(
         if out_site is None or in_site is None:
             skipped[layer.name] = "it joins channels of several tensors, which cannot be grouped without a Gather"
         else:
-            matrix = layer_importance(constants, layer, settings.criterion, facts)
+            matrix = layer_importance(constants, layer, settings.criterion, job.facts)
             terms[layer.name] = Term(matrix, out_site, in_site)
     progress(0, 1, "all layers together")
     most = settings.groups or max((max(allowed[name]) for name in terms), default=1)

@@ -12,9 +12,10 @@ from onnx_gconv.errors import DataError, TrainingError
 from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.model.file import save_atomically
 from onnx_gconv.pipeline.applying import PlanLike, plan_of
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import ModelLike, Original, open_original
 from onnx_gconv.pipeline.recovering import open_samples, recovered
-from onnx_gconv.pipeline.settings import Learning, PathLike, RecoverWishes, Settings, as_path, settings_of
+from onnx_gconv.pipeline.settings import Learning, PathLike, RecoverWishes, as_path, settings_of
 from onnx_gconv.rewrite.mask import dropped_share, mask
 from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.torch.finetuning import Task, Tuned, metrics_beside
@@ -65,7 +66,7 @@ def finetune(
         how = training_settings(learning or {}, samples, seed=settings.seed)
         dense = _teacher(original, matched, teacher) if how.distill > 0 else None
         is_fitted_to_all = how.val_split > 0 and _is_same(settings.calib, data)
-        start = _start(original, matched, settings, story, is_fitted_to_all=is_fitted_to_all)
+        start = _start(Job(original, settings, listener=story), matched, is_fitted_to_all=is_fitted_to_all)
         tuned = train(
             Task(start, decided, dense, samples, original.given_shapes),
             how,
@@ -112,11 +113,9 @@ def _is_same(one: DataLike | None, other: DataLike) -> bool:
     return one is other or (isinstance(one, str) and isinstance(other, str) and one == other)
 
 
-def _start(
-    original: Original, matched: Matched, settings: Settings, listener: Listener, *, is_fitted_to_all: bool
-) -> onnx.ModelProto:
+def _start(job: Job, matched: Matched, *, is_fitted_to_all: bool) -> onnx.ModelProto:
     """Return the masked model that the training starts from, its weights recovered first if there is --calib."""
-    samples = open_samples(original, settings)
+    original, samples = job.original, open_samples(job.original, job.settings)
     if samples is None:
         return mask(original.model, matched)
     if _is_masked(original, matched):
@@ -124,10 +123,10 @@ def _start(
             f"{original.name} is masked already, so --calib cannot fit it to what the dense model does.",
             hint="give the dense model as MODEL, or leave out --calib",
         )
-    start, recovery = recovered(original, matched, samples, settings, listener)
+    start, recovery = recovered(job, matched, samples)
     if is_fitted_to_all:
-        listener.warn("the starting weights were fitted to the held-back samples, too: their validation figures look too good")
-    listener.note(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
+        job.listener.warn("the starting weights were fitted to the held-back samples, too: their validation figures look too good")
+    job.listener.note(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
     return start
 
 

@@ -6,12 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnx_gconv.errors import BudgetError, LatencyError
-from onnx_gconv.listener import Listener
-from onnx_gconv.pipeline.facts import Facts
-from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planning import Planned, feasible_plans, plan_within, without
-from onnx_gconv.pipeline.settings import Settings
-from onnx_gconv.pipeline.stopwatch import Stopwatch
 from onnx_gconv.pipeline.trial import Guide
 from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.group import carry_out, placement_of
@@ -54,16 +50,14 @@ class Clocked:
 class Chooser:
     """All that the candidates for one model have in common."""
 
-    def __init__(self, original: Original, settings: Settings, facts: Facts, listener: Listener, watch: Stopwatch) -> None:
-        self._original, self._settings, self._facts = original, settings, facts
-        self._listener, self._watch = listener, watch
+    def __init__(self, job: Job) -> None:
+        self._job = job
 
     def first_in_time(self, guide: Guide | None) -> Clocked:
         """Return the first plan that is as fast as it must be; for a target that is not measured here, the first plan."""
-        listener = self._listener
+        listener = self._job.listener
         slow: list[Clocked] = []
-        plans = feasible_plans(self._original, self._settings, self._facts, guide=guide, listener=listener, watch=self._watch)
-        for planned in plans:
+        for planned in feasible_plans(self._job, guide=guide):
             clocked = self._tightened(self._timed(planned))
             if clocked.is_in_time:
                 return clocked
@@ -75,7 +69,7 @@ class Chooser:
             clocked = self._timed(thinner)
             if clocked.is_in_time:
                 return clocked
-        if self._settings.force:
+        if self._job.settings.force:
             listener.warn(
                 f"it takes {best.ratio:.2f} of the dense time, over the {best.limit:.2f} allowed; written because of --force"
             )
@@ -97,13 +91,13 @@ class Chooser:
             if clocked.is_in_time:
                 break
             limit_ms *= 0.995 * clocked.limit / clocked.ratio
-            self._listener.note(
+            self._job.listener.note(
                 f"{clocked.ratio:.1%} of the dense time, over the {clocked.limit:.1%} asked: trying again with a tighter budget"
             )
             try:
                 tighter = plan_within(planned.solved, replace(counted, max_latency_ms=limit_ms))
             except BudgetError as error:
-                self._listener.detail(f"with --gathers {planned.plan.gathers}, tighter: {error}")
+                self._job.listener.detail(f"with --gathers {planned.plan.gathers}, tighter: {error}")
                 break
             # The plan says what the user asked for, not what we asked of the search.
             clocked = self._timed(replace(tighter, plan=replace(tighter.plan, budget=planned.plan.budget)))
@@ -111,17 +105,17 @@ class Chooser:
 
     def _timed(self, planned: Planned) -> Clocked:
         """Return the plan with its time on this CPU, if this CPU is what it is for."""
-        original, settings, times = self._original, self._settings, self._facts.times
-        is_here = self._facts.target == "ort-cpu" and (times is None or times.host is None)
+        original, settings, facts = self._job.original, self._job.settings, self._job.facts
+        is_here = facts.target == "ort-cpu" and (facts.times is None or facts.times.host is None)
         if not is_here or not settings.verify:  # a model that ONNX Runtime cannot run cannot be timed either
             return Clocked(planned, None)
-        with self._watch("measure"):
+        with self._job.watch("measure"):
             matched = match(original.model, planned.plan)
             placement = placement_of(original.model, matched, shapes=original.network.shapes)
             grouped = carry_out(original.model, matched, placement, lowering=settings.lowering)
             feeds = random_feeds(original.model, original.network.input_shapes, np.random.default_rng(settings.seed))
-            latency = compare_latency(original.model, grouped, feeds, seconds=SECONDS if times is None else 2 * SECONDS)
-        self._listener.detail(f"with --gathers {planned.plan.gathers}: {latency.ratio:.3f} of the dense time")
+            latency = compare_latency(original.model, grouped, feeds, seconds=SECONDS if facts.times is None else 2 * SECONDS)
+        self._job.listener.detail(f"with --gathers {planned.plan.gathers}: {latency.ratio:.3f} of the dense time")
         return Clocked(planned, latency)
 
     def _thinned(self, slow: Clocked) -> Iterator[Planned]:
@@ -129,7 +123,7 @@ class Chooser:
 
         Only as far as the budget allows: it is a promise, too. A budget of time has chosen the layers by their time already.
         """
-        plan, network = slow.plan, self._original.network
+        plan, network = slow.plan, self._job.original.network
         if "max_latency_ms" in plan.budget:
             return
         layers = {layer.name: layer for layer in network.layers}

@@ -5,18 +5,17 @@ from dataclasses import dataclass, field, replace
 
 from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.files import write_text
-from onnx_gconv.listener import Listener, OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, option_table
 from onnx_gconv.pipeline.coupling import solve_jointly
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.importances import layer_importance
-from onnx_gconv.pipeline.original import ModelLike, Original, open_original
+from onnx_gconv.pipeline.job import Job
+from onnx_gconv.pipeline.original import ModelLike, open_original
 from onnx_gconv.pipeline.rewriting import Rewritten
 from onnx_gconv.pipeline.settings import GathersName, PathLike, Settings, as_path
 from onnx_gconv.pipeline.solving import Groupings, solve_all
-from onnx_gconv.pipeline.stopwatch import Stopwatch
 from onnx_gconv.pipeline.trial import Costs, Guide, best_by_trial
 from onnx_gconv.plans import Plan, PlannedLayer, SkippedConv, Totals
 from onnx_gconv.search.budget import Budget
@@ -78,23 +77,14 @@ class Planned:
         write_text(as_path(path), self.plan.to_json())
 
 
-def ways_of_gathers(settings: Settings, facts: Facts) -> tuple[GathersName, ...]:
+def ways_of_gathers(job: Job) -> tuple[GathersName, ...]:
     """Return the ways of Gathers to try: the one that is asked for, or, where the target's time counts, the fastest first."""
-    if settings.gathers is not None:
-        return (settings.gathers,)
-    return ("free",) if facts.target == "generic" else ("none", "shared", "free")
+    if job.settings.gathers is not None:
+        return (job.settings.gathers,)
+    return ("free",) if job.facts.target == "generic" else ("none", "shared", "free")
 
 
-def feasible_plans(
-    original: Original,
-    settings: Settings,
-    facts: Facts,
-    *,
-    guide: Guide | None,
-    listener: Listener,
-    watch: Stopwatch,
-    least_groups: Mapping[str, int] | None = None,
-) -> Iterator[Planned]:
+def feasible_plans(job: Job, *, guide: Guide | None, least_groups: Mapping[str, int] | None = None) -> Iterator[Planned]:
     """Yield the plan of each way of Gathers that has one; if none has, fail as the last one did, which asks least.
 
     Under a budget of time all ways compete, since each one's time is predicted: the one of least cost comes first. Of
@@ -104,20 +94,11 @@ def feasible_plans(
     def plans() -> Iterator[Planned]:
         failure: BudgetError | ModelError | None = None
         found = 0
-        for gathers in ways_of_gathers(settings, facts):
+        for gathers in ways_of_gathers(job):
             try:
-                planned = make_plan(
-                    original,
-                    settings,
-                    facts,
-                    gathers=gathers,
-                    guide=guide,
-                    listener=listener,
-                    watch=watch,
-                    least_groups=least_groups or {},
-                )
+                planned = make_plan(job, gathers, guide=guide, least_groups=least_groups or {})
             except (BudgetError, ModelError) as error:
-                listener.detail(f"with --gathers {gathers}: {error}")
+                job.listener.detail(f"with --gathers {gathers}: {error}")
                 failure = error
                 continue
             found += 1
@@ -125,61 +106,46 @@ def feasible_plans(
         if failure is not None and not found:
             raise failure
 
-    if settings.max_latency is not None:
+    if job.settings.max_latency is not None:
         yield from sorted(plans(), key=lambda planned: planned.search.cost if planned.search is not None else 0.0)
     else:
         yield from plans()
 
 
-def make_plan(
-    original: Original,
-    settings: Settings,
-    facts: Facts,
-    *,
-    gathers: GathersName,
-    guide: Guide | None,
-    listener: Listener,
-    watch: Stopwatch,
-    least_groups: Mapping[str, int],
-) -> Planned:
+def make_plan(job: Job, gathers: GathersName, *, guide: Guide | None, least_groups: Mapping[str, int]) -> Planned:
     """Return the plan for a model, or refuse with what is feasible."""
-    budget = resolve_budget(settings, facts, original.network)
-    with watch("solve"):
-        solved = solve(original, settings, facts, gathers=gathers, progress=listener.phase("solving"))
+    budget = resolve_budget(job)
+    with job.watch("solve"):
+        solved = solve(job, gathers)
     if least_groups and solved.table is not None:
         solved = replace(solved, table=solved.table.from_groups(least_groups))
-    with watch("search"):
+    with job.watch("search"):
         return plan_guided(solved, budget, guide)
 
 
-def solve(original: Original, settings: Settings, facts: Facts, *, gathers: GathersName, progress: OnProgress) -> Solved:
+def solve(job: Job, gathers: GathersName) -> Solved:
     """Return the model solved: for the groups of a rule, or for all that a search may choose."""
+    original, settings, facts = job.original, job.settings, job.facts
     network = original.network
-    skipped, allowed, rule = decide_candidates(network, settings, facts)
+    skipped, allowed, rule = decide_candidates(job)
     if gathers == "free":
         wanted: dict[str, Sequence[int]] = {name: [g] for name, g in rule.items()} if rule is not None else wanted_numbers(allowed)
         layers = [layer for layer in network.layers if layer.name in wanted]
-        groupings = solve_all(original.model, layers, wanted, settings, facts, progress=progress)
+        groupings = solve_all(original.model, layers, wanted, settings, facts, progress=job.listener.phase("solving"))
     else:
-        allowed, groupings, rule = _solve_shared(original, allowed, settings, facts, gathers, skipped, progress)
+        allowed, groupings, rule = _solve_shared(job, allowed, gathers, skipped)
     table = option_table(network, allowed, groupings, settings, facts, skipped) if rule is None else None
     return Solved(network, original.sha256, settings, facts, gathers, skipped, rule, table, groupings)
 
 
 def _solve_shared(
-    original: Original,
-    allowed: Candidates,
-    settings: Settings,
-    facts: Facts,
-    gathers: GathersName,
-    skipped: Reasons,
-    progress: OnProgress,
+    job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons
 ) -> tuple[Candidates, Groupings, dict[str, int] | None]:
     """Return the candidates and groupings of shared partitions; a rule then chooses among the numbers of groups that they have."""
-    joint, groupings = solve_jointly(original, allowed, settings, facts, gathers=gathers, skipped=skipped, progress=progress)
+    joint, groupings = solve_jointly(job, allowed, gathers, skipped)
     for name in allowed.keys() - joint.keys():
         skipped.setdefault(name, "it shares channels with Convs that no common number of groups fits")
-    rule = by_rule(original.network.layers, joint, settings, skipped)
+    rule = by_rule(job.original.network.layers, joint, job.settings, skipped)
     if not joint or rule == {}:
         raise _nothing_to_group(skipped.values(), "no Conv would be grouped", "use --gathers free, which couples no layers")
     return joint, groupings, rule
@@ -190,16 +156,17 @@ def wanted_numbers(allowed: Candidates) -> dict[str, Sequence[int]]:
     return {name: numbers[1:] for name, numbers in allowed.items()}
 
 
-def decide_candidates(network: Network, settings: Settings, facts: Facts) -> tuple[Reasons, Candidates, dict[str, int] | None]:
+def decide_candidates(job: Job) -> tuple[Reasons, Candidates, dict[str, int] | None]:
     """Return who is skipped and why, the candidates of the others, and a rule's choice; refuse where nothing could be grouped."""
     hint = "`onnx-gconv inspect` lists every Conv, its legal numbers of groups, and why one is skipped"
+    network = job.original.network
     skipped: Reasons = {conv.name: conv.reason for conv in network.skipped}
     if not network.layers:
         if not skipped:
             raise ModelError("the model has no Conv.", hint=hint)
         raise _nothing_to_group(skipped.values(), f"none of the model's {len(skipped)} Convs can be grouped", hint)
-    allowed = candidates(network.layers, settings, facts, skipped)
-    rule = by_rule(network.layers, allowed, settings, skipped)
+    allowed = candidates(network.layers, job.settings, job.facts, skipped)
+    rule = by_rule(network.layers, allowed, job.settings, skipped)
     if not allowed or rule == {}:
         raise _nothing_to_group(skipped.values(), "no Conv would be grouped", hint)
     return skipped, allowed, rule
@@ -211,9 +178,9 @@ def _nothing_to_group(reasons: Collection[str], what: str, hint: str) -> ModelEr
     return ModelError(f"{what}: {'; '.join(distinct[:3])}{more}.", hint=hint)
 
 
-def resolve_budget(settings: Settings, facts: Facts, network: Network) -> Budget:
+def resolve_budget(job: Job) -> Budget:
     """Return the budget in absolute numbers; shares are of the whole model before."""
-    count, limits = network.count, settings.limits
+    count, limits, times = job.original.network.count, job.settings.limits, job.facts.times
     wholes = {"max_params": count.params, "max_macs": count.macs, "max_flops": count.flops}
     resolved: dict[str, int] = {}
     for name in limits.keys() & wholes.keys():
@@ -227,8 +194,8 @@ def resolve_budget(settings: Settings, facts: Facts, network: Network) -> Budget
     latency = limits.get("max_latency_ms")
     if latency is None:
         return Budget(**resolved)
-    assert facts.times is not None, "a budget in milliseconds comes with measured times"
-    return Budget(**resolved, max_latency_ms=round(latency.value * (facts.times.dense_ms if latency.is_share else 1), 6))
+    assert times is not None, "a budget in milliseconds comes with measured times"
+    return Budget(**resolved, max_latency_ms=round(latency.value * (times.dense_ms if latency.is_share else 1), 6))
 
 
 def plan_guided(solved: Solved, budget: Budget, guide: Guide | None) -> Planned:

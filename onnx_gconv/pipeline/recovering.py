@@ -3,7 +3,7 @@
 import onnx
 
 from onnx_gconv.data.open import open_data
-from onnx_gconv.listener import Listener
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.recover.calibration import Calibration, calibration
@@ -23,20 +23,18 @@ def open_samples(original: Original, settings: Settings) -> Calibration | None:
     return calibration(data, original.model, settings.calib_samples)
 
 
-def guide_of(original: Original, settings: Settings, samples: Calibration | None, listener: Listener) -> CalibratedGuide | None:
+def guide_of(job: Job, samples: Calibration | None) -> CalibratedGuide | None:
     """Return what measures costs on the calibration samples."""
     if samples is None:
         return None
-    progress = listener.phase("measuring")
-    return CalibratedGuide(original.model, samples, seed=settings.seed, jobs=settings.jobs, progress=progress)
+    seed, jobs, progress = job.settings.seed, job.settings.jobs, job.listener.phase("measuring")
+    return CalibratedGuide(job.original.model, samples, seed=seed, jobs=jobs, progress=progress)
 
 
-def recovered(
-    original: Original, matched: Matched, samples: Calibration, settings: Settings, listener: Listener
-) -> tuple[onnx.ModelProto, Recovery]:
+def recovered(job: Job, matched: Matched, samples: Calibration) -> tuple[onnx.ModelProto, Recovery]:
     """Return the masked model with its weights fitted, and what that brought."""
-    options = FitOptions(seed=settings.seed, jobs=settings.jobs)
-    model, recovery = recover(original.model, matched, samples, options=options, progress=listener.phase("recovering"))
+    listener, options = job.listener, FitOptions(seed=job.settings.seed, jobs=job.settings.jobs)
+    model, recovery = recover(job.original.model, matched, samples, options=options, progress=listener.phase("recovering"))
     if _is_one_sample(samples):
         listener.warn("the first samples are identical: weights fitted to them will not suit other data")
     if recovery.samples < FEW_SAMPLES:

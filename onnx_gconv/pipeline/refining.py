@@ -7,15 +7,12 @@ import onnx
 
 from onnx_gconv.data.batch import Data
 from onnx_gconv.data.open import open_data
-from onnx_gconv.listener import Listener
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.importances import layer_importance
-from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planning import Planned, feasible_plans, resolve_budget
 from onnx_gconv.pipeline.rewriting import Rewritten
 from onnx_gconv.pipeline.settings import Settings
-from onnx_gconv.pipeline.stopwatch import Stopwatch
 from onnx_gconv.plans import Plan, PlannedLayer
 from onnx_gconv.rewrite.mask import local_mask, mask
 from onnx_gconv.rewrite.match import match
@@ -23,7 +20,7 @@ from onnx_gconv.torch.refining import tuner
 from onnx_gconv.torch.training import TrainingSettings
 
 
-def refine(original: Original, settings: Settings, facts: Facts, listener: Listener) -> Planned:
+def refine(job: Job) -> Planned:
     """Return the plan that is chosen by weights which have adapted to most of the pruning already, and these weights.
 
     The paper starts at one group everywhere, gives one layer after the other more groups, and may "prune and fine-tune the
@@ -31,17 +28,17 @@ def refine(original: Original, settings: Settings, facts: Facts, listener: Liste
     for each; here an iteration is a budget, and budgets fall by equal factors from the dense model to what is asked. As in the
     paper groups only ever grow. Weights that an earlier step has dropped are zero, so a later step splits the groups there are.
     """
+    original, settings, listener = job.original, job.settings, job.listener
     assert settings.refine_data is not None  # or the settings were refused
     data = open_data(settings.refine_data, original.model, preprocessing=settings.preprocessing)
 
     def plan(model: onnx.ModelProto, asked: Settings, least: Mapping[str, int]) -> Planned:
-        tuned = replace(original, model=model)
-        plans = feasible_plans(tuned, asked, facts, guide=None, listener=listener, watch=Stopwatch(), least_groups=least)
-        return next(plans)
+        step = replace(job, original=replace(original, model=model), settings=asked)
+        return next(feasible_plans(step, guide=None, least_groups=least))
 
     unrefined = plan(original.model, settings, {}).plan  # a budget that cannot be met fails here, and not after the training
     model, least = original.model, dict[str, int]()
-    steps = list(_steps(original, settings, facts))
+    steps = list(_steps(job))
     with tuner(original.model, data, _training(settings, data), original.given_shapes) as tuning:
         for number, step in enumerate(steps, start=1):
             now = plan(model, step, least).plan
@@ -52,7 +49,7 @@ def refine(original: Original, settings: Settings, facts: Facts, listener: Liste
                 f"tuned to a loss of {record.train_loss:.4f} ({record.seconds:.0f} s in the last epoch)"
             )
     final = plan(model, settings, least)
-    layers = _kept_of(original, final.plan, settings, facts)
+    layers = _kept_of(job, final.plan)
     decided = replace(final.plan, layers=layers, source_sha256=original.sha256)
     other = _differing(unrefined, decided)
     listener.note(f"refined: fine-tuning changed the number of groups of {other} layers")
@@ -61,10 +58,9 @@ def refine(original: Original, settings: Settings, facts: Facts, listener: Liste
     return replace(final, plan=decided, refined=start)
 
 
-def _steps(original: Original, settings: Settings, facts: Facts) -> Iterator[Settings]:
+def _steps(job: Job) -> Iterator[Settings]:
     """Yield the settings with budgets that fall by equal factors, down to before the one that is asked for."""
-    count, steps = original.network.count, settings.refine_steps or 0
-    asked = resolve_budget(settings, facts, original.network)
+    count, steps, asked = job.original.network.count, job.settings.refine_steps or 0, resolve_budget(job)
     wholes = {"max_params": count.params, "max_macs": count.macs or 0, "max_flops": count.flops or 0}
     for step in range(1, steps + 1):
 
@@ -72,7 +68,7 @@ def _steps(original: Original, settings: Settings, facts: Facts) -> Iterator[Set
             target = asked.as_dict().get(name)
             return None if target is None else int(wholes[name] * min(target / wholes[name], 1.0) ** (step / (steps + 1)))
 
-        yield replace(settings, max_params=amount("max_params"), max_macs=amount("max_macs"), max_flops=amount("max_flops"))
+        yield replace(job.settings, max_params=amount("max_params"), max_macs=amount("max_macs"), max_flops=amount("max_flops"))
 
 
 def _training(settings: Settings, data: Data) -> TrainingSettings:
@@ -91,14 +87,14 @@ def _training(settings: Settings, data: Data) -> TrainingSettings:
     )
 
 
-def _kept_of(original: Original, plan: Plan, settings: Settings, facts: Facts) -> tuple[PlannedLayer, ...]:
+def _kept_of(job: Job, plan: Plan) -> tuple[PlannedLayer, ...]:
     """Return the plan's layers with the share that they keep of the given model, and not of the tuned one."""
-    constants = Constants(original.model)
-    layers = {layer.name: layer for layer in original.network.layers}
+    model, constants = job.original.model, Constants(job.original.model)
+    layers = {layer.name: layer for layer in job.original.network.layers}
     shares = {}
-    for matched in match(original.model, plan):
+    for matched in match(model, plan):
         name = matched.layer.name
-        importance = layer_importance(constants, layers[name], settings.criterion, facts)
+        importance = layer_importance(constants, layers[name], job.settings.criterion, job.facts)
         total = float(importance.sum())
         shares[name] = float(importance[local_mask(matched)].sum()) / total if total > 0 else 1.0
     return tuple(replace(layer, kept=round(shares[layer.name], 6)) for layer in plan.layers)

@@ -152,8 +152,8 @@ class Result:
         }
 
 
-def sizes(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Footprint, Footprint]:
-    """Return the sizes before and after; refuse a result that counts more than the plan promised.
+def footprints(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Footprint, Footprint]:
+    """Return what the models take before and after; refuse a result that counts more than the plan promised.
 
     It may count a little less: a bias of equal numbers that several Convs share is not written anew for each.
     """

@@ -8,14 +8,13 @@ from pathlib import Path
 import onnx
 
 from onnx_gconv.errors import ModelError, VerifyError
-from onnx_gconv.listener import Listener
 from onnx_gconv.model.check import check
 from onnx_gconv.model.file import save_atomically
+from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.pipeline.settings import PathLike, as_path
 from onnx_gconv.recover.recovery import Recovery
 from onnx_gconv.rewrite.group import carry_out, placement_of
-from onnx_gconv.rewrite.lowering import LoweringName
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.verification import Order, Verification, default_tolerance, verify
@@ -42,14 +41,10 @@ class Rewritten:
 
 
 def rewrite(
-    original: Original,
+    job: Job,
     model: onnx.ModelProto,
     matched: Matched,
     *,
-    seed: int,
-    is_verified: bool,
-    listener: Listener,
-    lowering: LoweringName = "group",
     dropped: float | None = None,
     recovery: Recovery | None = None,
 ) -> Rewritten:
@@ -57,16 +52,17 @@ def rewrite(
 
     `model` is the original, or has its graph and other weights.
     """
+    original, settings, listener = job.original, job.settings, job.listener
     placement = placement_of(model, matched, shapes=original.network.shapes)
 
     @cache
     def make_grouped() -> onnx.ModelProto:
-        return carry_out(model, matched, placement, lowering=lowering)
+        return carry_out(model, matched, placement, lowering=settings.lowering)
 
     verification = None
-    if is_verified:
+    if settings.verify:
         inner = {each.layer.name: placement.read.get(each.layer.name) for each in matched}
-        verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, seed=seed)
+        verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, seed=settings.seed)
     else:
         listener.warn("not verified: --no-verify was given")
     grouped = make_grouped()
