@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "models" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SESSIONS = ["README.md", "docs/tutorial.md", "docs/how-to.md"]
-INSTALL = "python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/onnx-gconv compress models/digits.onnx --max-flops 50%"
+INSTALL = (
+    "python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/onnx-gconv compress models/digits.onnx --max-flops 50% "
+    "--calib models/digits_calib.npz --eval models/digits_test.npz"
+)
 
 
 def code_blocks(text: str, language: str) -> list[str]:
@@ -39,8 +42,17 @@ def test_readme_has_exactly_two_set_up_commands_and_the_second_is_what_ci_runs()
     assert README.count("python3 -m venv") == 2
 
 
-def test_every_command_is_in_the_readmes_session() -> None:
-    assert {command.split()[1] for command in commands_of(README)} == set(COMMANDS)
+def test_every_command_is_in_a_session() -> None:
+    pages = [(ROOT / page).read_text(encoding="utf-8") for page in SESSIONS]
+    commands = [command.split() for page in pages for command in commands_of(page) if command.startswith("onnx-gconv ")]
+    assert {command[1] for command in commands} == set(COMMANDS)
+
+
+def test_the_readme_leads_with_results_and_its_first_session_stays_short() -> None:
+    first_screen = README[: README.index("## Set-up")]
+    assert "| top-1 |" in first_screen.replace("  ", " ")
+    assert len(first_screen.splitlines()) <= 40
+    assert len(README.split()) < 2000
 
 
 def test_the_install_command_of_the_readme_runs_a_command_of_its_session() -> None:
