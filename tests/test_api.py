@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tiny import conv_net, gconv, listing, save, save_external
 import onnx_gconv
 from onnx_gconv.cli.main import build_parser
 from onnx_gconv.cli.options import WISHES
+from onnx_gconv.pipeline import planning
 from onnx_gconv.pipeline.settings import CHOICES, Settings
 
 ROOT = Path(__file__).parents[1]
@@ -240,6 +241,13 @@ def test_every_wish_has_its_flag_and_every_choice_is_offered() -> None:
         told = str(action.help).partition("(default ")[2].split(",")[0].rstrip(")")
         if told.isdecimal() and isinstance(field.default, int):
             assert int(told) == field.default, field.name
+
+
+def test_a_model_that_counts_more_than_was_planned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = planning._after
+    monkeypatch.setattr(planning, "_after", lambda *given: replace(real(*given), params=real(*given).params - 1))
+    with pytest.raises(onnx_gconv.errors.BudgetError, match="were planned; nothing was written"):
+        onnx_gconv.compress("net.onnx", max_params=0.7)
 
 
 def test_save_never_replaces_what_the_model_is_made_from() -> None:

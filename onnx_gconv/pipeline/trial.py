@@ -1,7 +1,7 @@
 """Plans by trial: several are made, each is carried out and recovered in a hurry, and what is left of the outputs decides.
 
 What a layer costs is not known beforehand. Whatever is taken for it, the layers that come after one are fitted to
-what is left of it, and mend a part of its error; so the costs of early layers are discounted. How much is tried, too.
+what is left of it, and make up for a part of its error; so the costs of early layers are discounted. How much is tried, too.
 """
 
 import functools
@@ -20,7 +20,7 @@ Costs = Mapping[tuple[str, int], float]  # by layer and number of groups
 # A layer that the whole model follows costs exp(-discount) of what it would cost at the end.
 DISCOUNTS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 FIRST = 2  # the place of the discount that is tried first
-FIRST_IN_COMPANY = 1  # of these costs the mending by others is a part already
+FIRST_IN_COMPANY = 1  # these costs count already what the others make up for
 MARGIN = 0.03  # by which a plan has to be better than one tried before it: less is the noise of judging
 
 

@@ -71,7 +71,7 @@ class CalibratedGuide:
         return {key: cost - least[key[0]] for key, cost in found.items()}
 
     def following(self, names: Collection[str]) -> dict[str, float]:
-        """Return which share of what can be fitted comes after each layer, and so mends some of its error."""
+        """Return which share of what can be fitted comes after each layer, and so corrects some of its error."""
         flow = Flow(self._model)
         sites = find_sites(flow, Constants(self._model), {})
         counts = flow.counts_after([site.name for site in sites])

@@ -34,7 +34,7 @@ class Site:
     """One Conv or Gemm to be fitted, in the compressed model.
 
     Its weights are to make `target`, a tensor of the dense model, out of its input in the compressed one. Where the target
-    is the sum at the end of a residual block, `shortcut` is what the compressed model adds to it, so that the fit also mends
+    is the sum at the end of a residual block, `shortcut` is what the compressed model adds to it, so that the fit also corrects
     what the shortcut carries wrong.
     """
 

@@ -136,4 +136,8 @@ def _require_masks(module: OnnxModule) -> None:
     weights = dict(module.named_parameters())
     for name, keep in module.masks().items():
         weight = weights[name]
-        assert not bool(weight.detach()[~keep.to(weight.device)].any()), f"weights of {name!r} have left their mask"
+        if bool(weight.detach()[~keep.to(weight.device)].any()):
+            raise TrainingError(
+                f"weights of {name!r} that the plan drops are no longer zero; nothing was written.",
+                hint="this is a bug of onnx-gconv: please report it",
+            )
