@@ -60,6 +60,22 @@ def test_a_script_of_ten_lines() -> None:
     assert done.stderr == ""
 
 
+def test_workers_do_not_run_the_callers_script_again(tmp_path: Path) -> None:
+    np.savez("calib.npz", image=images(40))
+    script = tmp_path / "script.py"  # with nothing that guards its top level
+    script.write_text(
+        "import onnx_gconv\n"
+        "from onnx_gconv.pipeline import solving\n"
+        "solving.SECONDS_WORTH_PROCESSES = 0.0\n"
+        "print('started', flush=True)\n"
+        "print(len(onnx_gconv.plan('net.onnx', max_params=0.7, jobs=2).plan.layers))\n"
+        "print(len(onnx_gconv.explore('net.onnx', 'sweep', points=2, calib='calib.npz', jobs=2).points))\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "started\n1\n2\n"), done.stderr
+
+
 def test_every_public_name_is_there_and_documented() -> None:
     for name in onnx_gconv.__all__:
         value = getattr(onnx_gconv, name)

@@ -16,6 +16,7 @@ FLOW = {
     "errors": set(),
     "listener": set(),
     "native_output": set(),
+    "spawning": set(),
     "files": {"errors"},
     "fields": {"errors"},
     "plans": {"errors", "fields"},
@@ -37,7 +38,10 @@ FLOW = {
 }
 FLOW["pipeline"] = set(FLOW) - {"fields", "native_output"} | {"pipeline"}
 FLOW["exploration"] = FLOW["pipeline"] | {"exploration"}
-FLOW["report"] = FLOW["exploration"] - {"torch", "data", "rewrite", "runtime", "listener", "files"} | {"report", "fields"}
+FLOW["report"] = FLOW["exploration"] - {"torch", "data", "rewrite", "runtime", "listener", "files", "spawning"} | {
+    "report",
+    "fields",
+}
 
 
 def imports(path: Path) -> set[str]:

@@ -74,6 +74,8 @@ def explore(
     `jobs` at a time or on a Ray cluster, so model and data are given by name. Called again after an interruption, it continues
     where it stopped.
     """
+    if points < 1:
+        raise UsageError(f"--points {points} explores nothing: ask for at least 1")
     settings = _named(settings_of("explore", wishes, ExploreWishes))
     has_models = any((settings.calib, settings.eval, finetune))
     _require_engine(engine, address, has_models=has_models)

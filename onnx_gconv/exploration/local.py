@@ -15,6 +15,7 @@ from pathlib import Path
 from onnx_gconv.exploration.doing import OUTCOME, make
 from onnx_gconv.exploration.engine import TRIES, Lost, Parts
 from onnx_gconv.exploration.goal import Brief, Goal
+from onnx_gconv.spawning import main_module_hidden
 
 BRIEF = "brief.pickle"
 
@@ -62,7 +63,8 @@ def _started(brief: Brief, goal: Goal, part: Path, scratch: Path, threads: int) 
     # Spawned, not forked: ONNX Runtime's threads may be running.
     args = (goal, part, scratch, threads)
     process = multiprocessing.get_context("spawn").Process(target=_do, args=args, name=goal.name, daemon=True)
-    process.start()
+    with main_module_hidden():
+        process.start()
     return process
 
 

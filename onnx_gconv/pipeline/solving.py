@@ -18,6 +18,7 @@ from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.solve.grouping import Grouping
 from onnx_gconv.solve.importance import Matrix
 from onnx_gconv.solve.layer import Solver
+from onnx_gconv.spawning import main_module_hidden
 
 Groupings = dict[tuple[str, int], Grouping]  # by layer name and number of groups
 Solutions = dict[int, Grouping]
@@ -88,7 +89,9 @@ def solve_each(
         while True:
             # Only as many matrices in flight as keep the cores busy: all of them together are larger than the model.
             for problem in islice(queue, settings.jobs + 1 - len(running)):
-                future = pool.submit(_solve, solver, matrix(problem), problem.numbers, problem.layers[0].groups)
+                given = matrix(problem)
+                with main_module_hidden():
+                    future = pool.submit(_solve, solver, given, problem.numbers, problem.layers[0].groups)
                 running[future] = problem
             if not running:
                 return
