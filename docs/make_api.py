@@ -37,8 +37,8 @@ print(result.report["after"]["macs"], result.recovery.output_error_after)
 result.save("small.onnx")  # and small.plan.json, small.report.json
 ```
 
-Set `OPENBLAS_NUM_THREADS=1` before NumPy is imported to get the very bytes that the command writes: with more threads sums are
-added in another order.
+A function makes the very bytes that its command does. While it runs, NumPy multiplies matrices with one thread, in the whole
+process; `jobs` processes and threads of its own keep the cores busy.
 """
 FUNCTIONS = (
     *("compress", "plan", "mask", "apply", "inspect", "verify", "evaluate", "explore", "finetune", "bench", "sweep", "export"),

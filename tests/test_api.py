@@ -4,6 +4,7 @@ import argparse
 import ast
 import inspect
 import io
+import os
 import runpy
 import subprocess
 import sys
@@ -74,6 +75,18 @@ def test_workers_do_not_run_the_callers_script_again(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "started\n1\n2\n"), done.stderr
+
+
+def test_the_bytes_do_not_depend_on_the_threads_that_the_caller_gives_numpy() -> None:
+    code = (
+        "import sys, numpy as np, onnx_gconv; rng = np.random.default_rng(0); from tiny import conv_net\n"
+        "images = rng.standard_normal((60, 3, 24, 24)).astype(np.float32)\n"
+        "onnx_gconv.compress(conv_net(channels=64, size=24), max_params=0.6, calib=images).save(sys.argv[1])"
+    )
+    for name, threads in (("one", "1"), ("two", "2")):
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+        subprocess.run([sys.executable, "-c", code, f"{name}.onnx"], env=env, check=True)
+    assert Path("one.onnx").read_bytes() == Path("two.onnx").read_bytes()
 
 
 def test_every_public_name_is_there_and_documented() -> None:

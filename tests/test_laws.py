@@ -16,7 +16,7 @@ FLOW = {
     "errors": set(),
     "listener": set(),
     "native_output": set(),
-    "spawning": set(),
+    "cores": set(),
     "files": {"errors"},
     "fields": {"errors"},
     "plans": {"errors", "fields"},
@@ -38,7 +38,7 @@ FLOW = {
 }
 FLOW["pipeline"] = set(FLOW) - {"fields", "native_output"} | {"pipeline"}
 FLOW["exploration"] = FLOW["pipeline"] | {"exploration"}
-FLOW["report"] = FLOW["exploration"] - {"torch", "data", "rewrite", "runtime", "listener", "files", "spawning"} | {
+FLOW["report"] = FLOW["exploration"] - {"torch", "data", "rewrite", "runtime", "listener", "files", "cores"} | {
     "report",
     "fields",
 }

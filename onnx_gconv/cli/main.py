@@ -51,8 +51,7 @@ COMMANDS = {
     "bench": "measure latency, here or on a device over ssh",
     "report": "the results as one HTML page with charts",
 }
-# NumPy's BLAS reads this when it is first imported, which is after this. Our matrices are small, and its threads, waiting for
-# a core that somebody else uses, made a solve fifteen times slower. One thread also adds up in one order, always.
+# NumPy's BLAS reads this when it is first imported, which is after this: it need not even start its threads (cores.py says why).
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Unpack
 
+from onnx_gconv.cores import one_blas_thread
 from onnx_gconv.data.identity import data_identity
 from onnx_gconv.data.open import open_data
 from onnx_gconv.errors import DataError, PointError, UsageError
@@ -51,6 +52,7 @@ class Exploration:
             raise PointError(f"{names} could not be made: {first.message} ({done})", hint=first.hint)
 
 
+@one_blas_thread
 def explore(
     model: PathLike,
     output: PathLike,

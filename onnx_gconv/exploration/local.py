@@ -12,10 +12,10 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+from onnx_gconv.cores import starting_workers
 from onnx_gconv.exploration.doing import OUTCOME, make
 from onnx_gconv.exploration.engine import TRIES, Lost, Parts
 from onnx_gconv.exploration.goal import Brief, Goal
-from onnx_gconv.spawning import main_module_hidden
 
 BRIEF = "brief.pickle"
 
@@ -63,7 +63,7 @@ def _started(brief: Brief, goal: Goal, part: Path, scratch: Path, threads: int) 
     # Spawned, not forked: ONNX Runtime's threads may be running.
     args = (goal, part, scratch, threads)
     process = multiprocessing.get_context("spawn").Process(target=_do, args=args, name=goal.name, daemon=True)
-    with main_module_hidden():
+    with starting_workers():
         process.start()
     return process
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Unpack
 
+from onnx_gconv.cores import one_blas_thread
 from onnx_gconv.errors import PlanError
 from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.model.shapes import ShapeLike
@@ -47,6 +48,7 @@ def mask(
     return replace(checked, model=masking.mask(original.model, matched))
 
 
+@one_blas_thread
 def apply(
     model: ModelLike,
     plan: PlanLike,

@@ -2,6 +2,7 @@
 
 from typing import Unpack
 
+from onnx_gconv.cores import one_blas_thread
 from onnx_gconv.data.open import open_data
 from onnx_gconv.evaluation import evaluate
 from onnx_gconv.listener import SILENT, Listener
@@ -25,6 +26,7 @@ NOT_FITTED = (
 )
 
 
+@one_blas_thread
 def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[CompressWishes]) -> Result:
     """Return the model compressed to a budget: planned, recovered if there is `calib`, grouped and verified.
 
@@ -61,6 +63,7 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
     return Result(original, clocked, rewritten, evaluation, before, after, watch.seconds)
 
 
+@one_blas_thread
 def plan(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[PlanWishes]) -> Planned:
     """Return the decision alone: which Convs get how many groups, which channels go together, and how good that is.
 

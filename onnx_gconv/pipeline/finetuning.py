@@ -6,6 +6,7 @@ from typing import Unpack
 
 import onnx
 
+from onnx_gconv.cores import one_blas_thread
 from onnx_gconv.data.batch import Data
 from onnx_gconv.data.open import DataLike, open_data
 from onnx_gconv.errors import DataError, TrainingError
@@ -113,6 +114,7 @@ def _is_same(one: DataLike | None, other: DataLike) -> bool:
     return one is other or (isinstance(one, str) and isinstance(other, str) and one == other)
 
 
+@one_blas_thread
 def _start(job: Job, matched: Matched, *, is_fitted_to_all: bool) -> onnx.ModelProto:
     """Return the masked model that the training starts from, its weights recovered first if there is --calib."""
     original, samples = job.original, open_samples(job.original, job.settings)

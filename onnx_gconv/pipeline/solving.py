@@ -9,6 +9,7 @@ from itertools import islice
 
 import onnx
 
+from onnx_gconv.cores import starting_workers
 from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer
@@ -18,7 +19,6 @@ from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.solve.grouping import Grouping
 from onnx_gconv.solve.importance import Matrix
 from onnx_gconv.solve.layer import Solver
-from onnx_gconv.spawning import main_module_hidden
 
 Groupings = dict[tuple[str, int], Grouping]  # by layer name and number of groups
 Solutions = dict[int, Grouping]
@@ -90,7 +90,7 @@ def solve_each(
             # Only as many matrices in flight as keep the cores busy: all of them together are larger than the model.
             for problem in islice(queue, settings.jobs + 1 - len(running)):
                 given = matrix(problem)
-                with main_module_hidden():
+                with starting_workers():
                     future = pool.submit(_solve, solver, given, problem.numbers, problem.layers[0].groups)
                 running[future] = problem
             if not running:

@@ -1,0 +1,51 @@
+"""What our work does with the cores and processes of a program that calls us."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import ModuleType
+from typing import ParamSpec, TypeVar
+
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # NumPy's BLAS reads it when it is first imported
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def one_blas_thread(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function, during which a product of matrices takes one thread.
+
+    Our matrices are small. More threads, waiting for a core that somebody else uses, made a solve fifteen times slower, and
+    they add up in another order: the same call would not give the same bytes everywhere.
+    """
+
+    @wraps(function)
+    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+        from threadpoolctl import threadpool_limits
+
+        with threadpool_limits(1, user_api="blas"):
+            return function(*args, **kwargs)
+
+    return limited
+
+
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """Start processes meanwhile that leave the caller's script alone, and take one thread for a product of matrices.
+
+    A spawned process imports `__main__` anew. A script that calls us at its top level would start over in every worker, and
+    its author should not have to know that we use any. What we send to workers is never defined there.
+    """
+    main, threads = sys.modules["__main__"], os.environ.get(BLAS_THREADS)
+    sys.modules["__main__"] = ModuleType("__main__")
+    os.environ[BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if threads is None:
+            del os.environ[BLAS_THREADS]
+        else:
+            os.environ[BLAS_THREADS] = threads
