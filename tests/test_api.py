@@ -98,6 +98,16 @@ def test_every_public_name_is_there_and_documented() -> None:
         _ = onnx_gconv.squeeze
 
 
+def test_without_pytorch_finetune_says_what_is_missing() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; import onnx_gconv\n"
+        "try: onnx_gconv.finetune('net.onnx', 'plan.json', 'data.npz', 'out.onnx')\n"
+        "except onnx_gconv.errors.DependencyError as error: print(error, error.hint)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "finetune needs PyTorch, which is not installed. pip install 'torch>=2.4'\n"
+
+
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(onnx_gconv.__file__).read_text(encoding="utf-8"))
     guarded = next(node for node in tree.body if isinstance(node, ast.If))

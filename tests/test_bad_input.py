@@ -461,7 +461,7 @@ def test_a_write_that_the_kernel_stops_leaves_nothing(external: bool, folder: Pa
     finished = _run_with_file_limit(READING["compress"], largest=1000)
     assert finished.returncode == 1, finished
     assert "File too large" in finished.stderr
-    assert [line.partition(": ")[0] for line in finished.stderr.splitlines()] == ["error", "hint"]
+    assert [line.partition(": ")[0] for line in finished.stderr.splitlines()] == ["warning", "error", "hint"]
     assert listing(folder) == before
 
 

@@ -129,7 +129,7 @@ def _engine(name: EngineName, address: str | None, *, cores: int) -> Engine:
 
 
 def _tuning(original: Original, settings: Settings, data: str, learning: Learning, device: str) -> Tuning:
-    from onnx_gconv.pipeline.finetuning import training_settings
+    from onnx_gconv.pipeline.tuning import training_settings
 
     samples = open_data(data, original.model, preprocessing=settings.preprocessing)
     return Tuning(data, asdict(training_settings(learning, samples, seed=settings.seed)), device)
