@@ -137,7 +137,10 @@ def _value(value: Any) -> Iterator[str]:
 
 
 def _errors() -> Iterator[str]:
-    yield "Each is a `GconvError`: `str(error)` is a sentence for the user, `error.hint` what to do about it.\n"
+    yield (
+        "Each is a `GconvError`: `str(error)` is a sentence for the user, `error.hint` what to do about it, where the sentence "
+        "does not say. A keyword that a function does not know is a `TypeError`, as everywhere in Python.\n"
+    )
     for name, error in vars(onnx_gconv.errors).items():
         if inspect.isclass(error):
             yield f"- `{name}`: {(error.__doc__ or '').splitlines()[0]}"

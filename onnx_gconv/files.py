@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,6 +28,15 @@ def require_writable(path: Path) -> None:
         raise OutputError(f"cannot write into '{folder}': there is no such folder.", hint="create it, or choose another one")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"cannot write into '{folder}': permission denied.", hint="choose another folder")
+
+
+def require_output(*outputs: Path, made_from: Iterable[Path]) -> None:
+    """Refuse files that could not be written, and those that would replace what they are made from."""
+    sources = {path.resolve() for path in made_from}
+    for output in outputs:
+        if output.resolve() in sources:
+            raise OutputError(f"'{output}' is a file that the result is made from.", hint="choose another name")
+        require_writable(output)
 
 
 def _require_replaceable(path: Path) -> None:

@@ -147,8 +147,9 @@ class Loader:
         lambda: [{"image": images()}],
         lambda: generator(images()),
         lambda: Loader(images()),
+        lambda: (images(), np.zeros(120, np.int64)),
     ],
-    ids=["array", "arrays", "list", "dicts", "generator", "loader"],
+    ids=["array", "arrays", "list", "dicts", "generator", "loader", "pair"],
 )
 def test_calibration_data_comes_in_many_forms_and_gives_one_model(given: Any) -> None:
     model, expected = conv_net(), onnx_gconv.compress("net.onnx", max_params=0.7, calib=images(), cost="log").model
@@ -167,6 +168,7 @@ def test_calibration_data_comes_in_many_forms_and_gives_one_model(given: Any) ->
         (images(0), "hold no samples"),
         ([images(4)[:, :2]], "axis 1 of 'image' is 2"),
         ([], "gives no batches"),
+        (5, "data cannot be int"),
         ([("a", "b", "c")], "gave an input 'image' that is no array|is <U1"),
         ({"image": images(4), "labels": np.zeros(3, np.int64)}, "numbers of samples in a batch differ"),
     ],
@@ -254,13 +256,25 @@ def test_a_wish_that_a_function_does_not_know_is_a_type_error() -> None:
         onnx_gconv.compress("net.onnx", max_flop=0.5)
 
 
-@pytest.mark.parametrize("amount", [0, -1, 50, 1.5, float("nan"), float("inf"), True, "half"])
+@pytest.mark.parametrize("amount", [0, -1, 50, 1.5, float("nan"), float("inf"), True, "half", [0.5], np.float32(0)])
 def test_budgets_that_are_none(amount: Any) -> None:
     with pytest.raises(onnx_gconv.errors.BudgetError, match="budget"):
         onnx_gconv.compress("net.onnx", max_macs=amount)
 
 
-@pytest.mark.parametrize(("amount", "macs"), [(0.5, 0.5), ("50%", 0.5), (25_000, None), (25e3, None), ("25k", None), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("amount", "macs"),
+    [
+        (0.5, 0.5),
+        ("50%", 0.5),
+        (25_000, None),
+        (25e3, None),
+        ("25k", None),
+        (1.0, 1.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(25_000), None),
+    ],
+)
 def test_budgets_are_shares_or_amounts(amount: Any, macs: float | None) -> None:
     before = onnx_gconv.inspect("net.onnx").count.macs
     assert before is not None
@@ -289,13 +303,63 @@ def test_a_model_that_counts_more_than_was_planned_is_refused(monkeypatch: pytes
         onnx_gconv.compress("net.onnx", max_params=0.7)
 
 
-def test_save_never_replaces_what_the_model_is_made_from() -> None:
+def made(name: str) -> dict[str, Any]:
+    """Return all that the functions make of a model and that can be saved."""
+    planned = onnx_gconv.plan(name, max_params=0.7)
+    return {
+        "compress": onnx_gconv.compress(name, max_params=0.7),
+        "plan": planned,
+        "mask": onnx_gconv.mask(name, planned),
+        "apply": onnx_gconv.apply(name, planned),
+        "export": onnx_gconv.export(name, "ort-cpu"),
+    }
+
+
+@pytest.mark.parametrize("function", ["compress", "plan", "mask", "apply", "export"])
+def test_save_never_replaces_what_it_is_made_from(function: str) -> None:
     save_external(conv_net(), Path("apart.onnx"), data="out.onnx.data")
-    for name, output in (("net.onnx", "net.onnx"), ("apart.onnx", "out.onnx")):
-        before = listing(Path())
-        with pytest.raises(onnx_gconv.errors.OutputError, match="a file that the model is made from"):
-            onnx_gconv.compress(name, max_params=0.7).save(output)
+    for name, output in (("net.onnx", "net.onnx"), ("apart.onnx", "out.onnx"), ("apart.onnx", "out.onnx.data")):
+        if (function, output) == ("plan", "out.onnx"):
+            continue  # a plan has no data file
+        result, before = made(name)[function], listing(Path())
+        with pytest.raises(onnx_gconv.errors.OutputError, match="is a file that the result is made from"):
+            result.save(output)
+        with pytest.raises(onnx_gconv.errors.OutputError, match="there is no such folder"):
+            result.save("nowhere/out.onnx")
         assert listing(Path()) == before
+
+
+def test_results_are_models_and_plans_themselves() -> None:
+    planned = onnx_gconv.plan("net.onnx", max_params=0.7)
+    masked = onnx_gconv.mask("net.onnx", planned)
+    assert onnx_gconv.verify(masked, onnx_gconv.apply(masked, planned)).passed
+    result = onnx_gconv.compress("net.onnx", max_params=0.7)
+    assert onnx_gconv.apply("net.onnx", result).model == result.model
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: onnx_gconv.inspect(None), "a model is a path, an onnx.ModelProto or a result of ours, not NoneType"),
+        (lambda: onnx_gconv.mask("net.onnx", 5), "a plan is a path, a Plan or a result of ours, not int"),
+        (lambda: onnx_gconv.export("net.onnx", "tx3"), "--target 'tx3' is not known: choose from tx2"),
+        (lambda: onnx_gconv.Device(runner="ort-gpu"), "--runner 'ort-gpu' is not known: choose from ort-cpu"),
+        (lambda: onnx_gconv.bench("net.onnx", "magic"), "--runner 'magic' is not known"),
+        (lambda: onnx_gconv.explore(conv_net(), "sweep"), "name the model by its path, not ModelProto"),
+        (lambda: onnx_gconv.explore("net.onnx", "sweep", points=0), "--points 0 explores nothing"),
+        (lambda: onnx_gconv.verify("net.onnx", "net.onnx", samples=0), "--samples 0 compares nothing"),
+    ],
+)
+def test_slips_are_named_in_our_words(call: Any, words: str) -> None:
+    with pytest.raises(onnx_gconv.errors.UsageError, match=words):
+        call()
+
+
+def test_a_budget_that_is_met_already_is_told() -> None:
+    warnings: list[str] = []
+    result = onnx_gconv.compress("net.onnx", max_macs="120%", listener=onnx_gconv.Listener(warn=warnings.append))
+    assert result.plan.layers == ()
+    assert warnings == ["the model is within the budget as it is, so nothing was grouped"]
 
 
 def test_models_in_memory_are_checked_like_files() -> None:

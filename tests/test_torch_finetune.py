@@ -268,8 +268,9 @@ def test_two_processes_train_as_one_with_the_same_batch(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_the_python_of_the_readme_tunes_the_digits() -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+def test_the_python_of_the_page_tunes_the_digits() -> None:
+    page = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     shutil.copytree(MODELS, "models", ignore=lambda folder, names: [name for name in names if not name.startswith("digits")])
     run("plan models/digits.onnx --max-flops 50% -o plan.json")
     run("mask models/digits.onnx plan.json -o masked.onnx")

@@ -71,7 +71,11 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
             continue
         module = import_module(f"onnx_gconv.cli.{name}")
         command = commands.add_parser(
-            name, help=summary, description=module.TEACH, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=summary,
+            description=module.TEACH,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # a typo is no flag, here as in Python
         )
         volume = command.add_mutually_exclusive_group()
         volume.add_argument("-v", "--verbose", action="store_true", help="tell more on stderr")

@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from onnx_gconv.data.batch import Batch, Data
 from onnx_gconv.data.function import FunctionData, batch_of, open_function
 from onnx_gconv.data.inputs import Input
@@ -36,10 +33,11 @@ class ArraysData:
         return (self.whole.part(start, min(start + size, stop)) for start in range(0, stop, size))
 
 
-def open_arrays(given: Mapping[str, NDArray[np.generic]] | NDArray[np.generic], inputs: tuple[Input, ...]) -> ArraysData:
+def open_arrays(given: object, labels: object, inputs: tuple[Input, ...]) -> ArraysData:
     """Return arrays as data: one for each input, by name, and optionally `labels`; or the array of the only input."""
     named = dict(given) if isinstance(given, Mapping) else given
-    labels = named.pop(LABELS, None) if isinstance(named, dict) and LABELS not in {value.name for value in inputs} else None
+    if isinstance(named, dict) and labels is None and LABELS not in {value.name for value in inputs}:
+        labels = named.pop(LABELS, None)
     whole = batch_of((named, labels), inputs, source=ARRAYS, first=0)
     if not len(whole):
         raise DataError("the arrays hold no samples.", hint="the first axis of every array counts samples")

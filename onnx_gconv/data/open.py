@@ -24,7 +24,8 @@ WHERE_LABELS_ARE = (
 FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 
 
-# The name of an .npz file, a folder of images or a function; arrays by input name, or one array; batches; or a Data of one's own.
+# The name of an .npz file, a folder of images or a function; an array, (inputs, labels), or arrays by input name; batches; or a
+# Data of one's own.
 DataLike = str | os.PathLike[str] | Mapping[str, NDArray[np.generic]] | NDArray[np.generic] | Iterable[object] | Data
 
 
@@ -41,7 +42,14 @@ def open_data(given: DataLike, model: onnx.ModelProto, *, preprocessing: Preproc
     if isinstance(given, Data):
         return given
     if isinstance(given, Mapping | np.ndarray):
-        return open_arrays(given, inputs)
+        return open_arrays(given, None, inputs)
+    if isinstance(given, tuple) and len(given) == 2:
+        return open_arrays(given[0], given[1], inputs)
+    if not isinstance(given, Iterable):
+        raise DataError(
+            f"data cannot be {type(given).__name__}.",
+            hint="give a path, an array, (inputs, labels), a dict of arrays by input name, or an iterable of batches",
+        )
     return open_batches(given, inputs)
 
 

@@ -85,7 +85,9 @@ def explore(
         require_torch("--finetune")
     if settings.criterion == "taylor":
         require_torch("--criterion taylor")
-    original = open_original(as_path(model), settings.input_shape)
+    if not isinstance(model, str | os.PathLike):
+        raise UsageError(f"explore makes points in processes of their own: name the model by its path, not {type(model).__name__}")
+    original = open_original(model, settings.input_shape)
     tell_counts(original, listener)
     samples = open_samples(original, settings)
     if settings.eval is not None:  # what is wrong with it is told before any work

@@ -87,7 +87,7 @@ def solve_resumable(job: Job, folder: Path) -> Solved:
     for problem, solutions in all_solutions():
         groupings |= {(layer.name, g): grouping for layer in problem.layers for g, grouping in solutions.items()}
     table = option_table(network, allowed, groupings, settings, facts, skipped)
-    return Solved(network, original.sha256, settings, facts, gathers, skipped, None, table, groupings)
+    return Solved(network, original.sha256, original.files, settings, facts, gathers, skipped, None, table, groupings)
 
 
 def solution_settings(settings: Settings, facts: Facts, sha256: str) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from onnx_gconv.errors import ModelError
-from onnx_gconv.files import staged
+from onnx_gconv.files import data_file, require_output, staged
 from onnx_gconv.model.stream import serialised
 
 # Inputs and outputs that a node has at least; others have one output.
@@ -170,10 +170,15 @@ def save(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> 
         raise ModelError(f"'{path.name}' cannot be serialised: {error}.", hint="report this model") from error
 
 
-def save_atomically(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> list[Path]:
-    """Write one model so that it is there whole or not at all, and return its files: those who move it have to move them all."""
+def save_model(model: onnx.ModelProto, path: Path, made_from: Sequence[Path]) -> list[Path]:
+    """Write a model so that it is there whole or not at all, and return its files: those who move it have to move them all.
+
+    `made_from` are the files of the model that it comes from, which it never replaces. Where they are several, that one keeps
+    its weights apart, and so does this one.
+    """
+    require_output(path, data_file(path), made_from=made_from)
     with staged(path.parent) as staging:
-        save(model, staging / path.name, external_data=external_data)
+        save(model, staging / path.name, external_data=len(made_from) > 1)
         return sorted(path.parent / part.name for part in staging.iterdir())
 
 

@@ -1,28 +1,42 @@
 """`mask` and `apply`: a plan carried out on a model, which may have been tuned elsewhere in between."""
 
+import os
 from dataclasses import replace
-from typing import Unpack
+from typing import Protocol, Unpack
 
 from onnx_gconv.cores import one_blas_thread
-from onnx_gconv.errors import PlanError
+from onnx_gconv.errors import PlanError, UsageError
 from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.model.shapes import ShapeLike
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import ModelLike, open_original
 from onnx_gconv.pipeline.recovering import open_samples, recovered
 from onnx_gconv.pipeline.rewriting import Rewritten, rewrite
-from onnx_gconv.pipeline.settings import ApplyWishes, PathLike, Settings, as_path, settings_of
+from onnx_gconv.pipeline.settings import ApplyWishes, PathLike, Settings, settings_of
 from onnx_gconv.plans import Plan, read_plan
 from onnx_gconv.rewrite import mask as masking
 from onnx_gconv.rewrite.mask import dropped_share
 from onnx_gconv.rewrite.match import match
 
-PlanLike = Plan | PathLike
+
+class HasPlan(Protocol):
+    """A result of ours: what `plan` and `compress` return."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+
+PlanLike = Plan | PathLike | HasPlan
 
 
 def plan_of(given: PlanLike) -> Plan:
-    """Return a plan, or the one in a file."""
-    return given if isinstance(given, Plan) else read_plan(as_path(given))
+    """Return a plan, the one of a result, or the one in a file."""
+    if isinstance(given, str | os.PathLike):
+        return read_plan(given)
+    found = given if isinstance(given, Plan) else getattr(given, "plan", None)
+    if not isinstance(found, Plan):
+        raise UsageError(f"a plan is a path, a Plan or a result of ours, not {type(given).__name__}")
+    return found
 
 
 def mask(

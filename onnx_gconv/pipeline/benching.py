@@ -1,9 +1,11 @@
 """`bench` and `sweep`: how long models, or all their layers, take on a device."""
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import onnx
 
@@ -12,6 +14,7 @@ from onnx_gconv.deploy.precision import typed
 from onnx_gconv.deploy.program import ASKS_FOR_PRECISION, FIRST_TYPED_TENSORRT, RunnerCall
 from onnx_gconv.deploy.time_table import TimeTable
 from onnx_gconv.deploy.timing_file import Precision, RunnerName, Timing
+from onnx_gconv.errors import UsageError
 from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.model.file import save
 from onnx_gconv.model.shapes import Shape, ShapeLike, dynamic_inputs, has_dynamic_axes, input_shapes
@@ -33,6 +36,11 @@ class Device:
     trtexec: str | None = None  # where it is, if not on the PATH nor in its usual places
     timeout: float = TIMEOUT_SECONDS
 
+    def __post_init__(self) -> None:
+        for name, value, known in (("runner", self.runner, RunnerName), ("precision", self.precision, Precision)):
+            if value not in get_args(known):
+                raise UsageError(f"--{name} {value!r} is not known: choose from {', '.join(get_args(known))}")
+
     @property
     def machine(self) -> Host:
         if self.host is None:
@@ -40,15 +48,21 @@ class Device:
         return parse_host(self.host, python=self.python, timeout_seconds=self.timeout)
 
 
-def bench(models: Sequence[PathLike], device: Device, *, input_shape: ShapeLike = (), listener: Listener = SILENT) -> list[Timing]:
+def bench(
+    models: PathLike | Sequence[PathLike],
+    device: Device | RunnerName,
+    *,
+    input_shape: ShapeLike = (),
+    listener: Listener = SILENT,
+) -> list[Timing]:
     """Return what each model takes on a device; all take turns, so that what disturbs one disturbs all.
 
-        dense, small = onnx_gconv.bench(["model.onnx", "small.onnx"], onnx_gconv.Device(runner="ort-cpu"))
+        dense, small = onnx_gconv.bench(["model.onnx", "small.onnx"], "ort-cpu")
         print(small.latency_ms.median / dense.latency_ms.median)
 
     The first model is the baseline. Programs and models are copied to the host of the device, and nothing is left there.
     """
-    paths = [as_path(model) for model in models]
+    device, paths = _device(device), _paths(models)
     opened = [open_original(paths[0], input_shape), *(open_original(path) for path in paths[1:])]
     first = opened[0]
     shapes = input_shapes(first.model, first.given_shapes)
@@ -67,8 +81,8 @@ def bench(models: Sequence[PathLike], device: Device, *, input_shape: ShapeLike 
 
 
 def sweep(
-    models: Sequence[PathLike],
-    device: Device,
+    models: PathLike | Sequence[PathLike],
+    device: Device | RunnerName,
     table: PathLike,
     *,
     input_shape: ShapeLike = (),
@@ -78,13 +92,22 @@ def sweep(
 
     It adds to a table that is there already, so it may be interrupted. `compress(..., timing=table, max_latency=0.6)` uses it.
     """
+    device = _device(device)
     machine = device.machine
-    for model in models:
-        original = open_original(model, input_shape)
+    for path in _paths(models):
+        original = open_original(path, input_shape)
         tell_counts(original, listener)
-        call = _call(device, machine, [as_path(model)], [original.model], original.network.input_shapes)
+        call = _call(device, machine, [path], [original.model], original.network.input_shapes)
         found = run_sweep(original, call, machine, as_path(table), listener)
     return found
+
+
+def _device(given: Device | RunnerName) -> Device:
+    return given if isinstance(given, Device) else Device(runner=given)
+
+
+def _paths(models: PathLike | Sequence[PathLike]) -> list[Path]:
+    return [as_path(model) for model in ([models] if isinstance(models, str | os.PathLike) else models)]
 
 
 def _call(

@@ -58,7 +58,9 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
         with watch("evaluate"):
             progress = listener.phase("evaluating")
             evaluation = evaluate(rewritten.model, judging, reference=original.model, on_progress=progress)
-    if samples is None and matched:
+    if not matched:
+        listener.warn("the model is within the budget as it is, so nothing was grouped")
+    elif samples is None:
         listener.warn(NOT_FITTED)
     return Result(original, clocked, rewritten, evaluation, before, after, watch.seconds)
 

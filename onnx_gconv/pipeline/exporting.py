@@ -11,7 +11,7 @@ from onnx_gconv.deploy.exporting import ExportTarget, batch_shapes
 from onnx_gconv.deploy.opset import standard_opset
 from onnx_gconv.errors import UsageError, VerifyError
 from onnx_gconv.listener import SILENT, Listener
-from onnx_gconv.model.file import save_atomically
+from onnx_gconv.model.file import save_model
 from onnx_gconv.model.shapes import ShapeLike
 from onnx_gconv.pipeline.original import ModelLike, open_original
 from onnx_gconv.pipeline.settings import PathLike, as_path
@@ -25,7 +25,7 @@ class Exported:
     model: onnx.ModelProto
     changes: tuple[str, ...]
     verification: Verification | None  # None only where none was asked for
-    has_external_data: bool
+    made_from: tuple[Path, ...]
 
     def as_dict(self) -> dict[str, object]:
         """Return what is known of it, for JSON."""
@@ -35,7 +35,7 @@ class Exported:
 
     def save(self, path: PathLike) -> list[Path]:
         """Write the model, whole or not at all, and return its files."""
-        return save_atomically(self.model, as_path(path), external_data=self.has_external_data)
+        return save_model(self.model, as_path(path), self.made_from)
 
 
 def export(
@@ -49,6 +49,8 @@ def export(
     listener: Listener = SILENT,
 ) -> Exported:
     """Return the model as a target reads it: "tx2" (opset 13, IR 7, int32 indices), "tensorrt" (int32 indices) or "ort-cpu"."""
+    if target not in exporting.TARGETS:
+        raise UsageError(f"--target {target!r} is not known: choose from {', '.join(exporting.TARGETS)}")
     if batch is not None and input_shape:
         raise UsageError("--input-shape gives the batch, too: leave out --batch")
     original = open_original(model, input_shape)
@@ -66,4 +68,4 @@ def export(
             )
     else:
         listener.warn("not verified: --no-verify was given")
-    return Exported(made.model, made.remarks, checked, bool(original.data_files))
+    return Exported(made.model, made.remarks, checked, original.files)

@@ -5,16 +5,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import onnx
 
+from onnx_gconv.errors import UsageError
 from onnx_gconv.listener import Listener
 from onnx_gconv.model.file import digest_of, load_with_data_files, require_complete, sha256
 from onnx_gconv.model.network import Network, read
 from onnx_gconv.model.shapes import Shape, ShapeLike, given_shapes, has_dynamic_axes, input_shapes
 from onnx_gconv.runtime import installation_conflict, observe_shapes
 
-ModelLike = str | os.PathLike[str] | onnx.ModelProto
+
+class HasModel(Protocol):
+    """A result of ours: what `compress`, `mask`, `apply`, `finetune` and `export` return."""
+
+    @property
+    def model(self) -> onnx.ModelProto: ...
+
+
+ModelLike = str | os.PathLike[str] | onnx.ModelProto | HasModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +51,24 @@ class Original:
         return read(self.model, input_shapes(self.model, self.given_shapes), observe=observe_shapes)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """What it was read from; nothing for a model that came in memory."""
+        return () if self.path is None else (self.path, *self.data_files)
+
+    @property
     def bytes_on_disk(self) -> int:
-        files = () if self.path is None else (self.path, *self.data_files)
-        return sum(path.stat().st_size for path in files) or self.model.ByteSize()
+        return sum(path.stat().st_size for path in self.files) or self.model.ByteSize()
 
 
 def open_original(model: ModelLike, input_shape: ShapeLike = ()) -> Original:
     """Return the model of a file, or one in memory, which nobody will change."""
-    if isinstance(model, onnx.ModelProto):
-        require_complete(model)
-        return Original(model, None, (), given_shapes(input_shape, model))
-    path = Path(os.fspath(model))
+    if not isinstance(model, str | os.PathLike):
+        proto = model if isinstance(model, onnx.ModelProto) else getattr(model, "model", None)
+        if not isinstance(proto, onnx.ModelProto):
+            raise UsageError(f"a model is a path, an onnx.ModelProto or a result of ours, not {type(model).__name__}")
+        require_complete(proto)
+        return Original(proto, None, (), given_shapes(input_shape, proto))
+    path = Path(model)
     loaded, data_files = load_with_data_files(path)
     return Original(loaded, path, data_files, given_shapes(input_shape, loaded))
 

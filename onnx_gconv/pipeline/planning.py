@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from onnx_gconv.errors import BudgetError, ModelError
-from onnx_gconv.files import write_text
+from onnx_gconv.files import require_output, write_text
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, option_table
@@ -35,6 +36,7 @@ class Solved:
 
     network: Network
     sha256: str
+    made_from: tuple[Path, ...]  # the files of the model
     settings: Settings
     facts: Facts
     gathers: GathersName
@@ -74,6 +76,7 @@ class Planned:
 
     def save(self, path: PathLike) -> None:
         """Write the plan file."""
+        require_output(as_path(path), made_from=self.solved.made_from)
         write_text(as_path(path), self.plan.to_json())
 
 
@@ -135,7 +138,7 @@ def solve(job: Job, gathers: GathersName) -> Solved:
     else:
         allowed, groupings, rule = _solve_shared(job, allowed, gathers, skipped)
     table = option_table(network, allowed, groupings, settings, facts, skipped) if rule is None else None
-    return Solved(network, original.sha256, settings, facts, gathers, skipped, rule, table, groupings)
+    return Solved(network, original.sha256, original.files, settings, facts, gathers, skipped, rule, table, groupings)
 
 
 def _solve_shared(

@@ -54,7 +54,7 @@ def refine(job: Job) -> Planned:
     other = _differing(unrefined, decided)
     listener.note(f"refined: fine-tuning changed the number of groups of {other} layers")
     matched = match(model, decided)
-    start = Rewritten(mask(model, matched), len(matched), (2 * len(matched), 0), (), None, bool(original.data_files))
+    start = Rewritten(mask(model, matched), len(matched), (2 * len(matched), 0), (), None, original.files)
     return replace(final, plan=decided, refined=start)
 
 

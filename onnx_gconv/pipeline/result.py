@@ -8,9 +8,9 @@ from typing import Any
 
 import onnx
 
-from onnx_gconv.errors import BudgetError, OutputError
+from onnx_gconv.errors import BudgetError
 from onnx_gconv.evaluation import Evaluation
-from onnx_gconv.files import data_file, result_files, staged
+from onnx_gconv.files import data_file, require_output, result_files, staged
 from onnx_gconv.model.file import save
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
@@ -93,20 +93,17 @@ class Result:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The report as a dictionary; `output` is null until it is saved."""
+        """The report as a dictionary. Only the file that `save` writes says where the model is: `output` is None here."""
         return self._report(None, self.after)
 
     def save(self, path: PathLike) -> list[Path]:
         """Write the model, OUT.plan.json and OUT.report.json beside it, all or nothing, and return the files."""
         output = as_path(path)
-        read_files = () if self.original.path is None else (self.original.path, *self.original.data_files)
         files = result_files(output)
-        for file in (*files, data_file(output)):
-            if any(file.resolve() == other.resolve() for other in read_files):
-                raise OutputError(f"'{file}' is a file that the model is made from.", hint="choose another name")
+        require_output(*files, data_file(output), made_from=self.original.files)
         plan_file, report_file = (file.name for file in files[1:])
         with staged(output.parent) as staging:
-            size = save(self.model, staging / output.name, external_data=self.rewritten.has_external_data)
+            size = save(self.model, staging / output.name, external_data=len(self.original.files) > 1)
             after = Footprint(self.after.params, self.after.macs, size, self.after.nodes)
             report = json.dumps(self._report(output, after), indent=1, ensure_ascii=False) + "\n"
             (staging / plan_file).write_text(self.plan.to_json(), encoding="utf-8")

@@ -9,7 +9,7 @@ import onnx
 
 from onnx_gconv.errors import ModelError, VerifyError
 from onnx_gconv.model.check import check
-from onnx_gconv.model.file import save_atomically
+from onnx_gconv.model.file import save_model
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.pipeline.settings import PathLike, as_path
@@ -31,13 +31,13 @@ class Rewritten:
     gathers: tuple[int, int]  # two for each of them, and how many a grouped model has
     reasons: tuple[dict[str, str], ...]  # why each of those remains
     verification: Verification | None  # None only where none was asked for
-    has_external_data: bool  # whether its weights go into a file of their own
+    made_from: tuple[Path, ...]  # the files of the original; with several, the weights get a file of their own here, too
     dropped: float | None = None  # the share of the layers' weight that the plan drops; None where nobody asked
     recovery: Recovery | None = None  # None without calibration data
 
     def save(self, path: PathLike) -> list[Path]:
         """Write the model, whole or not at all, and return its files."""
-        return save_atomically(self.model, as_path(path), external_data=self.has_external_data)
+        return save_model(self.model, as_path(path), self.made_from)
 
 
 def rewrite(
@@ -77,7 +77,7 @@ def rewrite(
         gathers=(2 * len(matched), _count(grouped, "Gather") - _count(model, "Gather")),
         reasons=tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.gathers),
         verification=verification,
-        has_external_data=bool(original.data_files),
+        made_from=original.files,
         dropped=dropped,
         recovery=recovery,
     )

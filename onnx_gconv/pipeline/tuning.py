@@ -10,7 +10,7 @@ from onnx_gconv.data.batch import Data
 from onnx_gconv.data.open import DataLike, open_data
 from onnx_gconv.errors import DataError, TrainingError
 from onnx_gconv.listener import SILENT, Listener
-from onnx_gconv.model.file import save_atomically
+from onnx_gconv.model.file import save_model
 from onnx_gconv.pipeline.applying import PlanLike, plan_of
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import ModelLike, Original, open_original
@@ -61,7 +61,7 @@ def tune(lesson: Lesson, settings: Settings, listener: Listener) -> tuple[Tuned,
         )
         if not team.is_first:
             return tuned, ()
-        files = save_atomically(tuned.model, lesson.output, external_data=bool(original.data_files))
+        files = save_model(tuned.model, lesson.output, original.files)
         return tuned, (*files, metrics_beside(lesson.output))
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from onnx_gconv.errors import BudgetError
 
@@ -28,20 +29,23 @@ def limit_of(amount: float | str) -> Limit:
     """Return the limit that `50%`, `300M`, `1.9G` or `5k` stands for; of numbers, 0.5 is a share and 300_000_000 an amount."""
     if isinstance(amount, str):
         return parse_limit(amount)
-    if isinstance(amount, float) and 0 < amount <= 1:
-        return Limit(str(amount), amount, is_share=True)
-    if isinstance(amount, bool) or not 100 < amount < math.inf:
+    if not isinstance(amount, Real) or isinstance(amount, bool) or not 0 < amount < math.inf:
         raise BudgetError(f"{amount!r} is not a budget.", hint="give a share like 0.5 or '50%', or an amount like 300e6 or '300M'")
-    return Limit(str(amount), amount, is_share=False)
+    value = float(amount)
+    if value <= 1 and not isinstance(amount, Integral):
+        return Limit(str(value), value, is_share=True)
+    if value <= 100:
+        raise BudgetError(f"a budget of {value:g} is smaller than any model.", hint=f"a share is {value / 100:g} or '{value:g}%'")
+    return Limit(str(amount), value, is_share=False)
 
 
 def latency_limit_of(amount: float | str) -> Limit:
     """Return the limit that `60%`, `3.5ms` or the share 0.6 stands for, in milliseconds."""
     if isinstance(amount, str):
         return parse_latency(amount)
-    if isinstance(amount, bool) or not 0 < amount <= 1:
+    if not isinstance(amount, Real) or isinstance(amount, bool) or not 0 < amount <= 1:
         raise BudgetError(f"{amount!r} is not a latency.", hint="give a share like 0.6 or '60%', or a time like '3.5ms'")
-    return Limit(str(amount), amount, is_share=True)
+    return Limit(str(amount), float(amount), is_share=True)
 
 
 def parse_limit(text: str) -> Limit:
