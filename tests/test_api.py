@@ -61,6 +61,7 @@ def test_a_script_of_ten_lines() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_workers_do_not_run_the_callers_script_again(tmp_path: Path) -> None:
     np.savez("calib.npz", image=images(40))
     script = tmp_path / "script.py"  # with nothing that guards its top level
@@ -77,6 +78,7 @@ def test_workers_do_not_run_the_callers_script_again(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "started\n1\n2\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_the_threads_that_the_caller_gives_numpy() -> None:
     code = (
         "import sys, numpy as np, onnx_gconv; rng = np.random.default_rng(0); from tiny import conv_net\n"

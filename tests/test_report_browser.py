@@ -13,6 +13,8 @@ pytest.importorskip("matplotlib")
 if chromium.PROGRAM is None:
     pytest.skip("there is no chromium here: apt-get install chromium", allow_module_level=True)
 
+pytestmark = pytest.mark.slow  # a browser takes its time
+
 LARGE = Path(__file__).parents[2] / "shared" / "zoo" / "cifar10_resnet56_folded.onnx"
 
 OPEN_ALL = "document.querySelectorAll('details').forEach(one => { one.open = true })"
