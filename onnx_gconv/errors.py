@@ -10,7 +10,7 @@ class GconvError(Exception):
 
 
 class UsageError(GconvError):
-    """The wishes do not go together, or one of them is none that we know."""
+    """Settings that do not go together, or a value that is not known."""
 
 
 class ModelError(GconvError):

@@ -244,6 +244,9 @@ def test_inspect_evaluate_and_explore() -> None:
         ({"max_latency": 0.5}, "--max-latency needs times"),
         ({"max_macs": 0.5, "include": "("}, "not a regular expression"),
         ({"max_macs": 0.5, "effort": 7}, "--effort 7 is not known"),
+        ({"max_macs": 0.5, "seed": True}, "--seed: True is not a whole number"),
+        ({"max_macs": 0.5, "std": 0}, "--std: .* is not above 0 throughout"),
+        ({"max_macs": 0.5, "mean": (0.5, float("nan"))}, "--mean: .* is not finite throughout"),
     ],
 )
 def test_wishes_that_make_no_sense_are_refused_before_the_model_is_read(wishes: Any, words: str) -> None:

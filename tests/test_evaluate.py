@@ -378,7 +378,7 @@ def test_what_the_user_can_mend_is_one_error_one_hint_and_exit_code_1(arguments:
         (["--scale", "1/0"], "'1/0' is not a number like 0.5 or 1/255"),
         (["--scale", "inf"], "'inf' is not a finite number"),
         (["--mean", "0.5;0.5"], "'0.5;0.5' is not a number"),
-        (["--std", "1,0,1"], "'1,0,1' is not above 0"),
+        (["--std", "1,0,1"], "--std: 1,0,1 is not above 0"),
         (["--channel-order", "gbr"], "invalid choice"),
     ],
 )

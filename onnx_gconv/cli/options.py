@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ def add_data_flags(parser: argparse.ArgumentParser) -> None:
     )
     images.add_argument("--scale", type=_number, metavar="S", help="a number or a fraction (default 1/255; 1 for uint8 inputs)")
     images.add_argument("--mean", type=_numbers, metavar="M,M,M", help="for each channel, or one for all (default 0)")
-    images.add_argument("--std", type=_positive_numbers, metavar="S,S,S", help="for each channel, or one for all (default 1)")
+    images.add_argument("--std", type=_numbers, metavar="S,S,S", help="for each channel, or one for all (default 1)")
     images.add_argument("--channel-order", choices=("rgb", "bgr"), help="of colour images (default rgb)")
 
 
@@ -160,8 +159,8 @@ def add_method(parser: argparse.ArgumentParser) -> None:
 
 def _add_layers(parser: argparse.ArgumentParser) -> None:
     layers = parser.add_argument_group("layers")
-    layers.add_argument("--include", type=_regex, metavar="REGEX", help="group only layers whose layer or node name matches")
-    layers.add_argument("--exclude", type=_regex, metavar="REGEX", help="skip layers whose layer or node name matches")
+    layers.add_argument("--include", metavar="REGEX", help="group only layers whose layer or node name matches")
+    layers.add_argument("--exclude", metavar="REGEX", help="skip layers whose layer or node name matches")
     layers.add_argument(
         "--min-group-channels",
         type=positive,
@@ -267,13 +266,6 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(_number(part) for part in text.split(","))
 
 
-def _positive_numbers(text: str) -> tuple[float, ...]:
-    numbers = _numbers(text)
-    if min(numbers) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0: samples are divided by it")
-    return numbers
-
-
 def check_outputs(args: argparse.Namespace, *outputs: Path) -> None:
     """Refuse, before any work, results that cannot be written, and those that would replace what they are made from."""
     given = vars(args)
@@ -285,11 +277,3 @@ def check_outputs(args: argparse.Namespace, *outputs: Path) -> None:
                     what = "the model itself" if name in ("model", "models") else f"the {READ[name]} that it is made from"
                     raise UsageError(f"{output} would overwrite {what}")
         require_writable(output)
-
-
-def _regex(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
-    return text

@@ -1,9 +1,11 @@
 """What the user wants of a job: wishes only, nothing that was measured."""
 
+import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
@@ -49,8 +51,8 @@ class ImageWishes(TypedDict, total=False):
     resize: Size | None
     crop: Size | None
     scale: float | None
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: float | Sequence[float]
+    std: float | Sequence[float]
     channel_order: Literal["rgb", "bgr"]
 
 
@@ -173,8 +175,8 @@ class Settings:
     resize: Size | None = None
     crop: Size | None = None
     scale: float | None = None
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    mean: float | Sequence[float] = ()
+    std: float | Sequence[float] = ()
     channel_order: Literal["rgb", "bgr"] = "rgb"
     # Fine-tuning inside the search.
     refine_steps: int | None = None
@@ -198,13 +200,18 @@ class Settings:
                 raise UsageError(f"{_flag(name)} {value!r} is not known: choose from {', '.join(map(str, known))}")
         for name, least in WHOLE.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < least):
                 raise UsageError(f"{_flag(name)}: {value!r} is not a whole number of at least {least}")
         for name in ("include", "exclude"):
             try:
                 re.compile(getattr(self, name) or "")
             except re.error as error:
                 raise UsageError(f"{_flag(name)}: {getattr(self, name)!r} is not a regular expression: {error}") from error
+        for name in ("mean", "std"):
+            numbers = _numbers(getattr(self, name))
+            if not all(map(math.isfinite, numbers)) or (name == "std" and min(numbers, default=1.0) <= 0):
+                listed = ",".join(f"{number:g}" for number in numbers)
+                raise UsageError(f"{_flag(name)}: {listed} is not {'above 0' if name == 'std' else 'finite'} throughout")
         self._require_sense()
 
     def _require_sense(self) -> None:
@@ -261,7 +268,7 @@ class Settings:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return Preprocessing(self.resize, self.crop, self.scale, tuple(self.mean), tuple(self.std), self.channel_order)
+        return Preprocessing(self.resize, self.crop, self.scale, _numbers(self.mean), _numbers(self.std), self.channel_order)
 
 
 def settings_of(function: str, wishes: Mapping[str, Any], allowed: type) -> Settings:
@@ -275,6 +282,10 @@ def settings_of(function: str, wishes: Mapping[str, Any], allowed: type) -> Sett
 def wish_names(allowed: type) -> list[str]:
     """Return the wishes that a function knows, in the order of the settings."""
     return [field.name for field in fields(Settings) if field.name in allowed.__annotations__]
+
+
+def _numbers(given: float | Sequence[float]) -> tuple[float, ...]:
+    return tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),)
 
 
 def _flag(name: str) -> str:
