@@ -8,6 +8,8 @@ from functools import wraps
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
+from threadpoolctl import threadpool_limits
+
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # NumPy's BLAS reads it when it is first imported
 
 P = ParamSpec("P")
@@ -23,8 +25,6 @@ def one_blas_thread(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def limited(*args: P.args, **kwargs: P.kwargs) -> R:
-        from threadpoolctl import threadpool_limits
-
         with threadpool_limits(1, user_api="blas"):
             return function(*args, **kwargs)
 

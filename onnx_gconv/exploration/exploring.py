@@ -16,6 +16,7 @@ from onnx_gconv.exploration.folder import Folder, require_kept
 from onnx_gconv.exploration.goal import Brief, Goal, Tuning
 from onnx_gconv.exploration.local import run_here
 from onnx_gconv.exploration.point import Point, exploration_json, measured, planned_point
+from onnx_gconv.exploration.ray import require_cluster, run_on_ray
 from onnx_gconv.exploration.running import Failure, goals_for, make_points
 from onnx_gconv.exploration.solutions import Axis, budgets, solution_settings, solve_resumable
 from onnx_gconv.files import locked, make_folder, write_text
@@ -117,16 +118,12 @@ def _require_engine(engine: EngineName, address: str | None, *, has_models: bool
     if engine == "ray":
         if not has_models:
             raise UsageError("--engine ray has nothing to do: add --calib, --eval or --finetune (plans alone take seconds, here)")
-        from onnx_gconv.exploration.ray import require_cluster
-
         require_cluster(address)
 
 
 def _engine(name: EngineName, address: str | None, *, cores: int) -> Engine:
     if name == "local":
         return partial(run_here, cores=cores)
-    from onnx_gconv.exploration.ray import run_on_ray
-
     return partial(run_on_ray, address=address, cores=cores)
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from onnx_gconv.listener import Listener
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.pipeline.settings import Settings, as_path
+from onnx_gconv.pipeline.sweeping import read_times, sweep_here, target_of
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.activation import input_strengths
 from onnx_gconv.recover.calibration import Calibration
@@ -33,8 +34,6 @@ def measure(original: Original, settings: Settings, samples: Calibration | None,
     importances = _importances(original, settings, samples, listener)
     if settings.timing is None and settings.max_latency is None:
         return Facts(target, importances)
-    from onnx_gconv.pipeline.sweeping import read_times, sweep_here, target_of  # the runners, which few jobs need
-
     timed = sweep_here(original, listener) if settings.timing is None else read_times(original, as_path(settings.timing))
     return Facts(settings.target or target_of(timed.latencies.runner), importances, timed.latencies, timed.gathers_ms)
 

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
@@ -285,7 +285,7 @@ def wish_names(allowed: type) -> list[str]:
 
 
 def _numbers(given: float | Sequence[float]) -> tuple[float, ...]:
-    return tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),)
+    return tuple(map(float, given)) if isinstance(given, Iterable) else (float(given),)
 
 
 def _flag(name: str) -> str:
