@@ -125,5 +125,7 @@ def test_what_comes_after_a_tensor_is_counted_once_however_many_ways_lead_there(
     names = [node.output[0] for node in flow.nodes if node.op_type == "Conv"]
     counts = flow.counts_after(names)
     for name in flow.producer:
-        assert counts.get(name, 0) == sum(other != name and flow.depends(other, name) for other in names)
+        assert counts.get(name, 0) == sum(
+            other != name and flow.producer[name] in flow.places_before([other], ()) for other in names
+        )
     assert counts[flow.inputs[0]] == len(names)

@@ -48,11 +48,6 @@ class Flow:
                 stack.extend(name for name in node_reads(self.nodes[place]) if name not in known)
         return sorted(found)
 
-    def depends(self, name: str, on: str) -> bool:
-        """Return whether one tensor is computed from another."""
-        places = self.places_before([name], ())
-        return name == on or self.producer.get(on) in places
-
     def counts_after(self, marked: Collection[str]) -> dict[str, int]:
         """Return, for each tensor, how many of the marked ones are computed from it, itself not counted."""
         bits = {name: 1 << number for number, name in enumerate(marked)}

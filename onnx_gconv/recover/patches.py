@@ -1,7 +1,6 @@
 """What a Conv sees: the patches of its input, and its output, at some positions."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,9 +64,3 @@ def choose(counts: tuple[int, ...], most: int, rng: np.random.Generator) -> Posi
         return None
     chosen = np.sort(rng.choice(total, most, replace=False))
     return tuple(np.unravel_index(chosen, counts))
-
-
-def chunks(count: int, size: int) -> Iterator[slice]:
-    """Yield slices of at most this size over `count` items."""
-    for start in range(0, count, size):
-        yield slice(start, start + size)
