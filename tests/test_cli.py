@@ -17,6 +17,7 @@ import pytest
 from tiny import conv_net, gconv, get_tensor, listing, save, set_tensor
 
 from onnx_gconv import __version__
+from onnx_gconv.cli.main import COMMANDS
 
 DIGITS = Path(__file__).parents[1] / "models" / "digits.onnx"
 
@@ -589,8 +590,6 @@ def test_inspect_counts_macs_at_the_input_shape_that_is_given(size: int, pixels:
 
 # --- help, version, start -------------------------------------------------------------------------------------------------
 
-COMMANDS = ["inspect", "compress", "plan", "mask", "apply", "verify"]
-
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_of_every_command_exits_0_and_shows_an_example(command: str) -> None:
@@ -630,3 +629,12 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_the_console_script_is_the_same_program() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="onnx-gconv")
     assert script.value == "onnx_gconv.cli.main:main"
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_wrong_usage_is_told_in_two_lines(command: str) -> None:
+    finished = gconv(command)
+    usage, error = finished.err.splitlines()
+    assert finished.code == 2
+    assert usage.startswith(f"usage: onnx-gconv {command} ")
+    assert error.startswith(f"onnx-gconv {command}: error: ")

@@ -81,8 +81,20 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         volume.add_argument("-v", "--verbose", action="store_true", help="tell more on stderr")
         volume.add_argument("-q", "--quiet", action="store_true", help="only errors on stderr")
         module.add_flags(command)
+        command.usage = _usage(command)
         command.set_defaults(run=module.run, parser=command)
     return parser
+
+
+def _usage(command: argparse.ArgumentParser) -> str:
+    """Return what a command needs, in one line: its thirty other flags would bury the error that stands below."""
+    needed = [
+        f"{action.option_strings[0]} {action.metavar or action.dest.upper()}"
+        for action in command._actions
+        if action.required and action.option_strings
+    ]
+    named = [str(action.metavar) + " …" * (action.nargs == "+") for action in command._actions if not action.option_strings]
+    return " ".join([command.prog, *named, *needed, "[flags]", "  (--help lists them)"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
