@@ -16,6 +16,9 @@ from tiny import Finished, conv_net, gconv, get_tensor, save, set_tensor
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'onnx-gconv[torch]'")
 
+from onnx_gconv.errors import TrainingError  # noqa: E402
+from onnx_gconv.torch import load  # noqa: E402
+from onnx_gconv.torch.finetuning import _require_masks  # noqa: E402
 from onnx_gconv.torch.training import Training  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -304,3 +307,13 @@ def test_the_digits_come_back_within_one_point_of_dense() -> None:
 def test_training_alone_brings_the_digits_back_from_chance() -> None:
     """Masked, 35 are right. 3.2 standard deviations of chance are 54."""
     assert digits_right("--epochs 3 --lr 0.1") >= 300
+
+
+def test_weights_that_have_left_their_mask_are_refused() -> None:
+    module = load("net.onnx", "plan.json")
+    _require_masks(module)
+    (name, keep), *_ = module.masks().items()
+    with torch.no_grad():
+        dict(module.named_parameters())[name][~keep] = 1.0
+    with pytest.raises(TrainingError, match=f"{name!r} that the plan drops are no longer zero"):
+        _require_masks(module)
