@@ -19,8 +19,8 @@ PAGE = Path(__file__).with_name("api.md")
 HEAD = """\
 # Python
 
-Made by `python docs/make_api.py` from the docstrings; do not edit. Every command of `onnx-gconv` is a function of the same name,
-and every flag a keyword of the same name. Nothing is printed and nothing exits. What goes wrong is raised as one of
+Made by `python docs/make_api.py` from the docstrings; do not edit. Every command of `onnx-gconv` but `report` is a
+function of the same name, with its flags as keywords. Nothing is printed and nothing exits. What goes wrong is raised as one of
 [`onnx_gconv.errors`](#onnx_gconverrors). `import onnx_gconv` is cheap: a function imports what it needs when it is first used.
 
 ```python

@@ -20,7 +20,7 @@ import pytest
 from tiny import conv_net, gconv, listing, save, save_external
 
 import onnx_gconv
-from onnx_gconv.cli.main import build_parser
+from onnx_gconv.cli.main import COMMANDS, build_parser
 from onnx_gconv.cli.options import WISHES
 from onnx_gconv.pipeline import planning
 from onnx_gconv.pipeline.settings import CHOICES, Settings
@@ -352,6 +352,8 @@ def test_results_are_models_and_plans_themselves() -> None:
         (lambda: onnx_gconv.bench("net.onnx", "magic"), "--runner 'magic' is not known"),
         (lambda: onnx_gconv.explore(conv_net(), "sweep"), "name the model by its path, not ModelProto"),
         (lambda: onnx_gconv.explore("net.onnx", "sweep", points=0), "--points 0 explores nothing"),
+        (lambda: onnx_gconv.explore("net.onnx", "sweep", by="size"), "--by 'size' is not known: choose from macs, params"),
+        (lambda: onnx_gconv.explore("net.onnx", "sweep", engine="dask"), "--engine 'dask' is not known"),
         (lambda: onnx_gconv.verify("net.onnx", "net.onnx", samples=0), "--samples 0 compares nothing"),
     ],
 )
@@ -385,4 +387,5 @@ def test_the_page_on_the_functions_is_current() -> None:
     page: Path = made["PAGE"]
     assert page.read_text(encoding="utf-8") == made["api_page"](), "docs/api.md is stale: python docs/make_api.py"
     functions = {name for name in onnx_gconv.__all__ if name[0].islower()} - {"errors"}
+    assert functions - {"read_plan", "sweep"} == set(COMMANDS) - {"report"}
     assert functions == set(made["FUNCTIONS"])

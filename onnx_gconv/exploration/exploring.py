@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Literal, Unpack, get_args
 
 from onnx_gconv.cores import one_blas_thread
 from onnx_gconv.data.identity import data_identity
@@ -79,6 +79,9 @@ def explore(
     """
     if points < 1:
         raise UsageError(f"--points {points} explores nothing: ask for at least 1")
+    for name, value, known in (("by", by, Axis), ("engine", engine, EngineName)):
+        if value not in get_args(known):
+            raise UsageError(f"--{name} {value!r} is not known: choose from {', '.join(get_args(known))}")
     settings = _named(settings_of("explore", wishes, ExploreWishes))
     has_models = any((settings.calib, settings.eval, finetune))
     _require_engine(engine, address, has_models=has_models)
