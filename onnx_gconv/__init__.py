@@ -5,8 +5,8 @@
     result = onnx_gconv.compress("model.onnx", max_flops=0.5, calib="images.npz")
     result.save("small.onnx")
 
-Every command of `onnx-gconv` but `report` is a function here, with the same words. Nothing is printed; progress goes to a `Listener`, and
-what goes wrong is raised as one of `onnx_gconv.errors`. docs/api.md has all of it.
+Every command of `onnx-gconv` but `report` is a function here, with the same words. Nothing is printed; progress goes to a
+`Listener`, and what goes wrong is raised as one of `onnx_gconv.errors`. docs/api.md has all of it.
 """
 
 from importlib import import_module
