@@ -1,8 +1,8 @@
-"""The plan: what to do to each Conv, and its file. The seam between deciding and doing."""
+"""The plan: what to do to each Conv and channel space, and its file. The seam between deciding and doing."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +10,14 @@ from onnx_gconv.errors import PlanError
 from onnx_gconv.fields import Complaint, Fields
 from onnx_gconv.fields import read_json as read_json_file
 
-FORMAT = 1
+FORMAT = 2
+GROUPS_ONLY = 1  # the format before widths and dropped branches, which is still read
 MALFORMED = Complaint(PlanError, "re-run `onnx-gconv plan`", absent="make one with `onnx-gconv plan MODEL -o plan.json`")
 
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """One layer to be grouped: G and the orders of its channels (`order[new] = old`)."""
+    """One layer to be grouped: G and the orders of its channels (`order[new] = old`); channels that go are in no order."""
 
     name: str
     label: str
@@ -26,6 +27,22 @@ class PlannedLayer:
     kept: float
     in_order: tuple[int, ...]
     out_order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlannedSpace:
+    """One channel space to be narrowed: the channels that stay, ascending."""
+
+    name: str
+    channels: int
+    keep: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DroppedBranch:
+    """One residual branch that becomes its mean, by its last Conv."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Plan:
-    """The decision: budget, criterion, seed, one grouping per chosen layer, and every other Conv with its reason."""
+    """The decision: budget, criterion, seed, one grouping per grouped layer, one keep per narrowed space, what is dropped."""
 
     source_sha256: str
     criterion: str
@@ -59,11 +76,20 @@ class Plan:
     after: Totals
     layers: tuple[PlannedLayer, ...]
     skipped: tuple[SkippedConv, ...]
+    forms: tuple[str, ...] = ("group",)  # that the search chose from
+    spaces: tuple[PlannedSpace, ...] = ()
+    dropped: tuple[DroppedBranch, ...] = ()
+
+    @property
+    def changes(self) -> tuple[object, ...]:
+        """What is done to the model: two plans with the same changes make the same model."""
+        return self.layers, self.spaces, self.dropped
 
     def to_json(self) -> str:
         """Return the plan file's text: one layer a line, nothing in it that differs from run to run."""
         head = {
             "format": FORMAT,
+            "forms": list(self.forms),
             "source_sha256": self.source_sha256,
             "criterion": self.criterion,
             "solver": self.solver,
@@ -75,10 +101,12 @@ class Plan:
             "after": vars(self.after),
         }
         lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
-        return f'{{{lines},\n "layers": {_rows(self.layers)},\n "skipped": {_rows(self.skipped)}}}\n'
+        rows = {"layers": self.layers, "spaces": self.spaces, "dropped": self.dropped, "skipped": self.skipped}
+        lists = ",\n ".join(f"{json.dumps(key)}: {_rows(items)}" for key, items in rows.items())
+        return f"{{{lines},\n {lists}}}\n"
 
 
-def _rows(items: tuple[PlannedLayer, ...] | tuple[SkippedConv, ...]) -> str:
+def _rows(items: Sequence[PlannedLayer | PlannedSpace | DroppedBranch | SkippedConv]) -> str:
     if not items:
         return "[]"
     return "[\n  " + ",\n  ".join(json.dumps(vars(item), ensure_ascii=False) for item in items) + "]"
@@ -102,11 +130,14 @@ def read_json(path: Path) -> object:
 def from_json(data: object, path: str) -> Plan:
     """Return the plan that parsed JSON stands for; `path` is for the messages."""
     top = Fields(data, path, MALFORMED)
-    if top.integer("format") != FORMAT:
-        raise PlanError(f"{path}: format {top.integer('format')} is not known.", hint=f"this version reads format {FORMAT}")
+    if top.integer("format") not in (GROUPS_ONLY, FORMAT):
+        known = f"this version reads formats {GROUPS_ONLY} and {FORMAT}"
+        raise PlanError(f"{path}: format {top.integer('format')} is not known.", hint=known)
     if "source_sha256" not in top.names() and "verify" in top.names():
         raise PlanError(f"{path} is a report, not a plan.", hint="the plan is the .plan.json beside it")
-    budget = top.inner("budget")
+    if "low_rank" in top.names() and top.items("low_rank"):
+        raise PlanError(f"{path}: low rank is not known to this version.", hint="remove the lines of 'low_rank'")
+    budget, has_forms = top.inner("budget"), top.integer("format") != GROUPS_ONLY
     plan = Plan(
         source_sha256=top.string("source_sha256"),
         criterion=top.string("criterion"),
@@ -119,11 +150,15 @@ def from_json(data: object, path: str) -> Plan:
         after=_totals(top.inner("after")),
         layers=tuple(_layer(fields) for fields in top.rows("layers")),
         skipped=tuple(SkippedConv(fields.string("name"), fields.string("reason")) for fields in top.rows("skipped")),
+        forms=top.strings("forms") if has_forms else ("group",),
+        spaces=tuple(_space(fields) for fields in top.rows("spaces")) if has_forms else (),
+        dropped=tuple(DroppedBranch(fields.string("name")) for fields in top.rows("dropped")) if has_forms else (),
     )
-    names = [layer.name for layer in plan.layers]
-    for name in names:
-        if names.count(name) > 1:
-            raise PlanError(f"{path}: layer {name!r} appears twice.", hint="remove one of the two lines")
+    for kind, items in (("layer", plan.layers), ("space", plan.spaces), ("dropped branch", plan.dropped)):
+        names = [item.name for item in items]
+        for name in names:
+            if names.count(name) > 1:
+                raise PlanError(f"{path}: {kind} {name!r} appears twice.", hint="remove one of the two lines")
     return plan
 
 
@@ -143,20 +178,32 @@ def _layer(fields: Fields) -> PlannedLayer:
         in_order=_order(fields, "in_order", "in_channels"),
         out_order=_order(fields, "out_order", "out_channels"),
     )
-    if layer.groups < 1 or layer.in_channels % layer.groups or layer.out_channels % layer.groups:
+    ins, outs = len(layer.in_order), len(layer.out_order)
+    if layer.groups < 1 or ins % layer.groups or outs % layer.groups:
         raise PlanError(
-            f"{fields.where}: {layer.groups} groups do not divide {layer.in_channels} input and {layer.out_channels} "
-            "output channels.",
+            f"{fields.where}: {layer.groups} groups do not divide {ins} input and {outs} output channels.",
             hint="re-run `onnx-gconv plan` or edit the field 'groups'",
         )
     return layer
 
 
-def _order(fields: Fields, field: str, channels_field: str) -> tuple[int, ...]:
-    values, channels = fields.items(field), fields.integer(channels_field)
-    if [type(value) for value in values] != [int] * channels or sorted(values) != list(range(channels)):  # type: ignore[type-var]
+def _space(fields: Fields) -> PlannedSpace:
+    fields = fields.named(fields.string("name"))
+    channels, keep = fields.integer("channels"), fields.integers("keep")
+    if not keep or list(keep) != sorted(set(keep)) or keep[0] < 0 or keep[-1] >= channels:
         raise fields.wrong(
-            f"{field!r} is not an order of {channels} channels (each of 0 to {channels - 1} once)",
+            f"'keep' is not a choice of {channels} channels (some of 0 to {channels - 1}, ascending, each once, at least one)",
+            "re-run `onnx-gconv plan` or correct the field; a branch without channels belongs to 'dropped'",
+        )
+    return PlannedSpace(fields.string("name"), channels, keep)
+
+
+def _order(fields: Fields, field: str, channels_field: str) -> tuple[int, ...]:
+    """Return an order of all channels, or of those that stay: whether these are the ones that stay is known with the model."""
+    order, channels = fields.integers(field), fields.integer(channels_field)
+    if not order or len(set(order)) != len(order) or min(order) < 0 or max(order) >= channels:
+        raise fields.wrong(
+            f"{field!r} is not an order of {channels} channels (each of 0 to {channels - 1} once, but for those that go)",
             "re-run `onnx-gconv plan` or correct the field",
         )
-    return tuple(value for value in values if isinstance(value, int))
+    return order

@@ -1,16 +1,63 @@
-"""The masked model: the same dense graph, with every weight that the plan drops set to zero."""
+"""The masked model: the same dense graph, with every weight that the plan drops set to zero.
 
-from collections import defaultdict
+Of a grouped layer these are the kernels outside its groups; of a narrowed space, the columns of the removed channels in all
+that reads it; of a dropped branch, its whole last Conv.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnx_gconv.errors import ModelError
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.network import layer_weight
 from onnx_gconv.model.surgery import Surgery
+from onnx_gconv.model.widths import input_dim
 from onnx_gconv.rewrite.match import Matched, MatchedLayer
 from onnx_gconv.solve.grouping import keep_mask
+
+Keep = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Which numbers of a node's weight the plan keeps."""
+
+    node: str  # its first output
+    label: str
+    weight: str  # the tensor that holds the weight
+    keep: Keep  # broadcasts to the weight
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two nodes with one weight must have in common to share it still."""
+        return self.keep.shape, self.keep.tobytes()
+
+
+def masks(model: onnx.ModelProto, matched: Matched) -> list[Mask]:
+    """Return the masks of all nodes that lose weight, in graph order."""
+    return list(_masks(model, Constants(model), matched))
+
+
+def _masks(model: onnx.ModelProto, constants: Constants, matched: Matched) -> Iterator[Mask]:
+    grouped = {each.layer.name: each for each in matched.layers}
+    for node in model.graph.node:
+        name = node.output[0] if node.output else ""
+        if name not in grouped and name not in matched.inputs:
+            continue
+        weight = constants.origin(node.input[1])
+        rank = constants.value(weight).ndim
+        if name in grouped:
+            keep = local_mask(grouped[name])
+            keep = keep.reshape(*keep.shape, *[1] * (rank - 2))
+        else:
+            dim = input_dim(node)
+            keep = np.zeros(constants.value(weight).shape[dim], dtype=np.bool_)
+            keep[matched.inputs[name]] = True
+            keep = keep.reshape([-1 if axis == dim else 1 for axis in range(rank)])
+        yield Mask(name, node.name or name, weight, keep)
 
 
 def mask(model: onnx.ModelProto, matched: Matched) -> onnx.ModelProto:
@@ -20,44 +67,51 @@ def mask(model: onnx.ModelProto, matched: Matched) -> onnx.ModelProto:
     """
     constants = Constants(model)
     surgery = Surgery(model)
-    by_weight: dict[str, list[MatchedLayer]] = defaultdict(list)
-    for each in matched:
-        by_weight[each.layer.weight].append(each)
+    by_weight: dict[str, list[Mask]] = {}
+    for each in _masks(model, constants, matched):
+        by_weight.setdefault(each.weight, []).append(each)
     for name, users in by_weight.items():
-        in_place = constants.is_stored(name) and constants.readers(name) == {(user.layer.name, 1) for user in users}
+        in_place = constants.is_stored(name) and constants.readers(name) == {(user.node, 1) for user in users}
         masked: dict[tuple[object, ...], str] = {}
         for user in users:
             if user.key not in masked:
                 own = in_place and len({other.key for other in users}) == 1
                 masked[user.key] = name if own else surgery.unique(f"{name}_masked")
-                surgery.constant(masked[user.key], masked_weight(layer_weight(constants, user.layer), user))
-            node = surgery.node_of(user.layer.name)
+                surgery.constant(masked[user.key], masked_weight(_finite(constants, user), user.keep))
             if masked[user.key] != name:
-                node.inputs[1] = surgery.tensor(masked[user.key])
+                surgery.node_of(user.node).inputs[1] = surgery.tensor(masked[user.key])
     return surgery.finish()
 
 
-def masked_weight(weight: NDArray[np.generic], matched: MatchedLayer) -> NDArray[np.generic]:
-    """Return `weight` with every kernel outside its group's block set to zero."""
-    keep = local_mask(matched)
-    return np.where(keep.reshape(*keep.shape, *[1] * (weight.ndim - 2)), weight, np.zeros((), weight.dtype))
+def masked_weight(weight: NDArray[np.generic], keep: Keep) -> NDArray[np.generic]:
+    """Return `weight` with everything that is not kept set to zero."""
+    return np.where(keep, weight, np.zeros((), weight.dtype))
 
 
-def local_mask(matched: MatchedLayer) -> NDArray[np.bool_]:
+def local_mask(matched: MatchedLayer) -> Keep:
     """Return the keep mask over the weight's own columns: (Cout, Cin per group that the Conv has already)."""
-    keep = keep_mask(matched.groups, matched.in_order, matched.out_order)
-    existing = matched.layer.groups
-    outs, ins = (size // existing for size in keep.shape)
-    return np.concatenate([keep[b * outs : (b + 1) * outs, b * ins : (b + 1) * ins] for b in range(existing)])
+    layer = matched.layer
+    keep = keep_mask(matched.groups, matched.in_order, matched.out_order, shape=(layer.out_channels, layer.in_channels))
+    outs, ins = (size // layer.groups for size in keep.shape)
+    return np.concatenate([keep[b * outs : (b + 1) * outs, b * ins : (b + 1) * ins] for b in range(layer.groups)])
 
 
 def dropped_share(model: onnx.ModelProto, matched: Matched) -> float:
-    """Return the share of the planned layers' weight (sum of absolute values) that the plan drops: 0.0 if masked already."""
+    """Return the share of the planned nodes' weight (sum of absolute values) that the plan drops: 0.0 if masked already."""
     constants = Constants(model)
     dropped = total = 0.0
-    for each in matched:
-        keep = local_mask(each)
-        weight = np.abs(layer_weight(constants, each.layer).astype(np.float64)).reshape(*keep.shape, -1)
+    for each in _masks(model, constants, matched):
+        weight = np.abs(_finite(constants, each).astype(np.float64))
         total += float(weight.sum())
-        dropped += float(weight[~keep].sum())
+        dropped += float(np.where(each.keep, 0.0, weight).sum())
     return dropped / total if total > 0 else 0.0
+
+
+def _finite(constants: Constants, user: Mask) -> NDArray[np.generic]:
+    weight = constants.value(user.weight)
+    if not np.isfinite(weight).all():
+        raise ModelError(
+            f"the weight {user.weight!r} of {user.label!r} holds NaN or infinity.",
+            hint="export the model again from a healthy checkpoint",
+        )
+    return weight

@@ -1,6 +1,7 @@
 """A plan matched with a model: names and shapes agree; weights may differ, a fine-tuned model matches too."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -8,7 +9,10 @@ import onnx
 from onnx_gconv.errors import PlanError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, find_convs
-from onnx_gconv.plans import Plan, PlannedLayer
+from onnx_gconv.model.shapes import Shape, infer, input_shapes
+from onnx_gconv.model.spaces import Spaces, find_spaces
+from onnx_gconv.model.widths import Branch, Space, Widths, find_widths, is_read, kept_places
+from onnx_gconv.plans import Plan, PlannedLayer, PlannedSpace
 from onnx_gconv.solve.grouping import Order
 
 HINT = "plan this very model: `onnx-gconv plan`"
@@ -29,13 +33,45 @@ class MatchedLayer:
         return (self.layer.weight, self.layer.groups, self.groups, self.in_order.tobytes(), self.out_order.tobytes())
 
 
-# Made once for a plan and a graph, then handed on: it holds for every model with this graph, whatever its weights are.
-Matched = tuple[MatchedLayer, ...]
+@dataclass(frozen=True, eq=False)
+class MatchedSpace:
+    """A channel space of the model, and the channels that it keeps."""
+
+    space: Space
+    keep: Order
 
 
-def match(model: onnx.ModelProto, plan: Plan) -> Matched:
-    """Return the planned layers as the model has them, or say what does not fit."""
-    layers, skipped = find_convs(model, Constants(model), {})
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """All that a plan does to a graph; made once and handed on: it holds for every model with this graph, whatever its weights.
+
+    Of a node that reads or writes narrowed channels, `inputs` and `outputs` say which of its own are left, by its first output:
+    the columns and the rows of its weight. A dropped branch's last Conv has no inputs.
+    """
+
+    layers: tuple[MatchedLayer, ...] = ()
+    spaces: tuple[MatchedSpace, ...] = ()
+    dropped: tuple[Branch, ...] = ()
+    inputs: Mapping[str, Order] = field(default_factory=dict)
+    outputs: Mapping[str, Order] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.layers or self.spaces or self.dropped)
+
+    @property
+    def keeps(self) -> dict[int, Order]:
+        """The channels that are left of each narrowed atom."""
+        return {each.space.atom: each.keep for each in self.spaces}
+
+
+def match(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | None = None) -> Matched:
+    """Return what the plan does to the model, or say what does not fit.
+
+    `shapes` are those of the model's tensors; they are inferred where they are not given, and needed for spaces only.
+    """
+    constants = Constants(model)
+    narrowing = _Narrowing(model, constants, plan, shapes)
+    layers, skipped = find_convs(model, constants, {})
     by_name = {layer.name: layer for layer in layers}
     reasons = {conv.name: conv.reason for conv in skipped}
     result = []
@@ -43,19 +79,91 @@ def match(model: onnx.ModelProto, plan: Plan) -> Matched:
         if planned.name not in by_name:
             why = f"cannot be grouped in this model: {reasons[planned.name]}" if planned.name in reasons else "is not in this model"
             raise PlanError(f"the plan's layer {planned.name!r} {why}.", hint=HINT)
-        result.append(_match_layer(by_name[planned.name], planned))
+        layer = by_name[planned.name]
+        narrowing.require_orders(layer, planned)
+        result.append(_match_layer(layer, planned, is_narrowed=narrowing.is_narrowed(layer)))
     # A plan may say in so many words that a layer keeps the groups it has.
-    return tuple(matched for matched in result if matched.groups != matched.layer.groups)
+    grouped = tuple(matched for matched in result if matched.groups != matched.layer.groups)
+    return Matched(grouped, narrowing.spaces, narrowing.dropped, narrowing.inputs, narrowing.outputs)
 
 
-def _match_layer(layer: Layer, planned: PlannedLayer) -> MatchedLayer:
+class _Narrowing:
+    """The widths and dropped branches of a plan, found in a model."""
+
+    def __init__(self, model: onnx.ModelProto, constants: Constants, plan: Plan, shapes: Mapping[str, Shape] | None) -> None:
+        self.spaces: tuple[MatchedSpace, ...] = ()
+        self.dropped: tuple[Branch, ...] = ()
+        self.inputs: dict[str, Order] = {}
+        self.outputs: dict[str, Order] = {}
+        if not plan.spaces and not plan.dropped:
+            return
+        known = infer(model, input_shapes(model, {})) if shapes is None else shapes
+        spaces = find_spaces(model, constants, known)
+        widths = find_widths(model, constants, spaces, known)
+        self.spaces = tuple(_match_space(widths, spaces, planned) for planned in plan.spaces)
+        self.dropped = tuple(_match_branch(widths, each.name) for each in plan.dropped)
+        inside = {name for branch in self.dropped for name in branch.spaces}
+        for each in self.spaces:
+            if each.space.name in inside:
+                raise PlanError(
+                    f"the plan narrows the space {each.space.name!r}, which lies in a branch that it drops.",
+                    hint="remove it from 'spaces', or the branch from 'dropped'",
+                )
+        keeps = {each.space.atom: each.keep for each in self.spaces}
+        for tie in spaces.ties:
+            if tie.slot == 1 and set(spaces.axes[tie.tensor].atoms) & keeps.keys():
+                axis = spaces.axes[tie.tensor]
+                places = kept_places(spaces, tie.tensor, keeps)
+                side = self.inputs if is_read(tie) else self.outputs
+                side[tie.node] = (places[:, None] * axis.repeat + np.arange(axis.repeat)).reshape(-1)
+        self.inputs |= {branch.name: np.arange(0) for branch in self.dropped}
+
+    def is_narrowed(self, layer: Layer) -> bool:
+        return layer.name in self.inputs or layer.name in self.outputs
+
+    def require_orders(self, layer: Layer, planned: PlannedLayer) -> None:
+        """Refuse orders that are not of exactly the channels that stay."""
+        sides = (
+            ("in_order", planned.in_order, self.inputs.get(layer.name, np.arange(planned.in_channels))),
+            ("out_order", planned.out_order, self.outputs.get(layer.name, np.arange(planned.out_channels))),
+        )
+        for name, order, stay in sides:
+            if sorted(order) != stay.tolist():
+                raise PlanError(
+                    f"{name!r} of the plan's layer {planned.name!r} does not have exactly the {len(stay)} channels that stay there.",
+                    hint="re-run `onnx-gconv plan` or edit the plan",
+                )
+
+
+def _match_space(widths: Widths, spaces: Spaces, planned: PlannedSpace) -> MatchedSpace:
+    space = next((space for space in widths.spaces if space.name == planned.name), None)
+    if space is None:
+        axis = spaces.axes.get(planned.name)
+        reason = next((spaces.sized[atom] for atom in axis.atoms if atom in spaces.sized), "") if axis is not None else ""
+        why = "is not in this model" if axis is None else f"cannot be narrowed in this model{': ' + reason if reason else ''}"
+        raise PlanError(f"the plan's space {planned.name!r} {why}.", hint=HINT)
+    if space.channels != planned.channels:
+        raise PlanError(
+            f"the plan's space {planned.name!r} has {planned.channels} channels, the model's has {space.channels}.", hint=HINT
+        )
+    return MatchedSpace(space, np.asarray(planned.keep, dtype=np.int64))
+
+
+def _match_branch(widths: Widths, name: str) -> Branch:
+    for branch in widths.branches:
+        if branch.name == name:
+            return branch
+    raise PlanError(f"the plan drops the branch of {name!r}, but no residual branch of this model ends there.", hint=HINT)
+
+
+def _match_layer(layer: Layer, planned: PlannedLayer, *, is_narrowed: bool) -> MatchedLayer:
     if (layer.out_channels, layer.in_channels) != (planned.out_channels, planned.in_channels):
         raise PlanError(
             f"the plan's layer {planned.name!r} has {planned.in_channels} input and {planned.out_channels} output channels, "
             f"the model's has {layer.in_channels} and {layer.out_channels}.",
             hint=HINT,
         )
-    if planned.groups not in layer.legal_groups:
+    if planned.groups not in layer.legal_groups and not is_narrowed:
         raise PlanError(
             f"the plan's layer {planned.name!r} asks for {planned.groups} groups, but {layer.in_channels} input and "
             f"{layer.out_channels} output channels allow only {', '.join(map(str, layer.legal_groups))}.",

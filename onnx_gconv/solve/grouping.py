@@ -53,8 +53,15 @@ def kept_share(matrix: Matrix, groups: int, in_order: Order, out_order: Order) -
     return block_diagonal_sum(matrix, groups, in_order, out_order) / total if total > 0 else 1.0
 
 
-def keep_mask(groups: int, in_order: Order, out_order: Order) -> NDArray[np.bool_]:
-    """Return the (Cout, Cin) mask that holds exactly where output o and input i fall in the same group."""
-    in_group = np.repeat(np.arange(groups), len(in_order) // groups)[inverse(in_order)]
-    out_group = np.repeat(np.arange(groups), len(out_order) // groups)[inverse(out_order)]
+def keep_mask(
+    groups: int, in_order: Order, out_order: Order, *, shape: tuple[int, int] | None = None
+) -> NDArray[np.bool_]:
+    """Return the (Cout, Cin) mask that holds exactly where output o and input i fall in the same group.
+
+    Orders may be of some of the channels only: of how many in all, `shape` says. The others are in no group.
+    """
+    outs, ins = shape or (len(out_order), len(in_order))
+    in_group, out_group = np.full(ins, -1), np.full(outs, -2)
+    in_group[in_order] = np.repeat(np.arange(groups), len(in_order) // groups)
+    out_group[out_order] = np.repeat(np.arange(groups), len(out_order) // groups)
     return np.asarray(out_group[:, None] == in_group[None, :])
