@@ -53,6 +53,9 @@ class SkippedConv:
     reason: str
 
 
+Row = PlannedLayer | PlannedSpace | DroppedBranch | SkippedConv
+
+
 @dataclass(frozen=True)
 class Totals:
     """Parameters and MACs of a whole model; MACs are None where they could not be counted."""
@@ -101,12 +104,17 @@ class Plan:
             "after": vars(self.after),
         }
         lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
-        rows = {"layers": self.layers, "spaces": self.spaces, "dropped": self.dropped, "skipped": self.skipped}
+        rows: dict[str, Sequence[Row]] = {
+            "layers": self.layers,
+            "spaces": self.spaces,
+            "dropped": self.dropped,
+            "skipped": self.skipped,
+        }
         lists = ",\n ".join(f"{json.dumps(key)}: {_rows(items)}" for key, items in rows.items())
         return f"{{{lines},\n {lists}}}\n"
 
 
-def _rows(items: Sequence[PlannedLayer | PlannedSpace | DroppedBranch | SkippedConv]) -> str:
+def _rows(items: Sequence[Row]) -> str:
     if not items:
         return "[]"
     return "[\n  " + ",\n  ".join(json.dumps(vars(item), ensure_ascii=False) for item in items) + "]"

@@ -95,7 +95,7 @@ class _Work:
         plan = planned.plan
         assert planned.search is not None, "an exploration searches, it follows no rule"
         planned.save(self.folder / f"{name}.plan.json")
-        matched = match(original.model, plan)
+        matched = match(original.model, plan, shapes=original.network.shapes)
         with self.watch("recover"):
             start, recovery = self._recovered(job, matched, samples)
         rewritten = self._written(job, start, matched, f"{name}.onnx")

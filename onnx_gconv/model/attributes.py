@@ -17,6 +17,11 @@ def floating(node: onnx.NodeProto, name: str, default: float) -> float:
     return next((float(attribute.f) for attribute in node.attribute if attribute.name == name), default)
 
 
+def integers(node: onnx.NodeProto, name: str) -> list[int] | None:
+    """Return a list of integers; None if the node does not say."""
+    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
+
+
 def clip_range(node: onnx.NodeProto, constants: Constants) -> tuple[float, float] | None:
     """Return a Clip's least and largest value; None if one is not constant."""
     if any(name and not constants.is_constant(name) for name in node.input[1:3]):
@@ -28,9 +33,9 @@ def clip_range(node: onnx.NodeProto, constants: Constants) -> tuple[float, float
 
 def axes(node: onnx.NodeProto, constants: Constants) -> list[int] | None:
     """Return the axes of a reduction or squeeze; None if there are none or they are not constant."""
-    for attribute in node.attribute:
-        if attribute.name == "axes":
-            return list(attribute.ints)
+    told = integers(node, "axes")
+    if told is not None:
+        return told
     if len(node.input) > 1 and node.input[1] and constants.is_constant(node.input[1]):
         return _integers(node.input[1], constants)
     return None

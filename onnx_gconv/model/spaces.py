@@ -13,6 +13,7 @@ import onnx
 from onnx_gconv.model.attributes import axes, integer, pads, slices
 from onnx_gconv.model.axes import Atoms, Axis
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs, outer_reads
+from onnx_gconv.model.measures import Measure, Measuring
 from onnx_gconv.model.shapes import Shape
 
 # One output, one input with channels, the same shape or other pixels: what happens to a channel depends on it alone.
@@ -62,16 +63,6 @@ class Junction:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Number `index` of the whole numbers in input `slot` of the node (-1: its attribute `split`) is the channels of `tensor`."""
-
-    node: str  # its first output
-    slot: int
-    index: int
-    tensor: str
-
-
-@dataclass(frozen=True)
 class Spaces:
     """The channel axis of every tensor that has one, and the constants tied to them."""
 
@@ -87,7 +78,7 @@ class Spaces:
 
 def find_spaces(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Shape]) -> Spaces:
     """Return the channel spaces of the main graph."""
-    walk = _Walk(constants, shapes, consumers(model))
+    walk = _Walk(constants, shapes)
     for value in model.graph.input:
         walk.fresh(value.name, pinned=True)
     for node in model.graph.node:
@@ -100,6 +91,7 @@ def find_spaces(model: onnx.ModelProto, constants: Constants, shapes: Mapping[st
                 walk.pin(name)
     atoms = walk.atoms
     axes = {name: Axis(atoms.expand(axis.atoms), axis.repeat) for name, axis in walk.axes.items()}
+    measuring = Measuring(model, constants, shapes, axes, walk.blocked)
     leaves = {atom for axis in axes.values() for atom in axis.atoms}
     return Spaces(
         axes,
@@ -108,25 +100,22 @@ def find_spaces(model: onnx.ModelProto, constants: Constants, shapes: Mapping[st
         tuple(walk.ties),
         frozenset(walk.blocked),
         tuple(walk.junctions),
-        tuple(walk.measures),
-        {atom: reason for joined, reason in reversed(walk.sized) for atom in atoms.expand(joined)},
+        tuple(measuring.measures),
+        measuring.sized,
     )
 
 
 class _Walk:
     """One pass over the nodes in topological order."""
 
-    def __init__(self, constants: Constants, shapes: Mapping[str, Shape], readers: Mapping[str, list[onnx.NodeProto]]) -> None:
+    def __init__(self, constants: Constants, shapes: Mapping[str, Shape]) -> None:
         self.atoms = Atoms()
         self.axes: dict[str, Axis] = {}
         self.ties: list[Tie] = []
         self.blocked: set[str] = set()
         self.junctions: list[Junction] = []
-        self.measures: list[Measure] = []
-        self.sized: list[tuple[tuple[int, ...], str]] = []
         self._constants = constants
         self._shapes = shapes
-        self._readers = readers
         self._handlers: dict[str, Callable[[onnx.NodeProto], bool]] = {
             "Concat": self._concat,
             "Conv": self._conv,
@@ -136,7 +125,7 @@ class _Walk:
             "MatMul": self._matmul,
             "Pad": self._pad,
             "Reshape": self._flatten,
-            "Resize": self._resize,
+            "Resize": self._unary,
             "Slice": self._slice,
             "Split": self._split,
             "Squeeze": self._squeeze,
@@ -150,11 +139,7 @@ class _Walk:
 
     def visit(self, node: onnx.NodeProto) -> None:
         """Give the node's outputs their axes; where its handler cannot, pin everything that it touches."""
-        if all(self._constants.is_constant(name) for name in node.output if name):
-            return
-        if node.op_type in ORDER_BLIND:
-            if node.op_type == "Size" or self._tells_channels(node):
-                self.size(node.input[0], "something is computed from how many there are")
+        if all(self._constants.is_constant(name) for name in node.output if name) or node.op_type in ORDER_BLIND:
             return
         handler = self._handlers.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
         if handler is None or not handler(node):
@@ -175,35 +160,6 @@ class _Walk:
         if name in self.axes:
             self.atoms.pin(self.axes[name].atoms)
 
-    def size(self, name: str, reason: str) -> None:
-        """Note that these channels may change their order, but not their number."""
-        if name in self.axes:
-            self.sized.append((self.axes[name].atoms, reason))
-
-    def _tells_channels(self, shape: onnx.NodeProto) -> bool:
-        """Return whether somebody uses the number of channels that a Shape tells, but to resize these very channels."""
-        rank = len(self._shapes.get(shape.input[0], ()))
-        if not rank or any(attribute.name in ("start", "end") for attribute in shape.attribute):
-            return True
-        return any(self._takes_channels(node, rank) for node in self._readers.get(shape.output[0], []))
-
-    def _takes_channels(self, node: onnx.NodeProto, rank: int) -> bool:
-        if node.op_type == "Gather" and self._constants.is_constant(node.input[1]):
-            return bool((self._constants.value(node.input[1]) % rank == 1).any())
-        ranges = slices(node, self._constants, 1) if node.op_type == "Slice" else None
-        if ranges is None or 0 not in ranges:
-            return True
-        taken = range(rank)[slice(*ranges[0])]
-        return 1 in taken and not (taken == range(2) and self._only_resizes(node.output[0]))
-
-    def _only_resizes(self, batch_and_channels: str) -> bool:
-        """Return whether these numbers only begin the sizes of a Resize: exporters let channels be as many as they are so."""
-        joins = self._readers.get(batch_and_channels, [])
-        ends = [node for join in joins for node in self._readers.get(join.output[0], [])]
-        return all(join.op_type == "Concat" and join.input[0] == batch_and_channels for join in joins) and all(
-            end.op_type == "Resize" and end.input[-1] == join.output[0] for join in joins for end in ends
-        )
-
     def _same(self, source: str, result: str) -> bool:
         """Give the result the axis of the source; False unless both have as many channels."""
         axis, shape = self.axes.get(source), self._shapes.get(result)
@@ -219,16 +175,6 @@ class _Walk:
         if self._axis_repeat(node.input[0]) != 1 and self._shapes.get(node.input[0]) != self._shapes.get(node.output[0]):
             return False
         return self._same(node.input[0], node.output[0])
-
-    def _resize(self, node: onnx.NodeProto) -> bool:
-        if not self._unary(node):
-            return False
-        sizes = node.input[3] if len(node.input) > 3 else ""
-        if any(attribute.name == "axes" for attribute in node.attribute):
-            self.size(node.output[0], "a Resize names its axes")
-        elif sizes and self._constants.is_constant(sizes):
-            self.measures.append(Measure(node.output[0], 3, 1, node.output[0]))
-        return True
 
     def _axis_repeat(self, name: str) -> int:
         return self.axes[name].repeat if name in self.axes else 1
@@ -294,8 +240,6 @@ class _Walk:
                 return False
             if groups > 1:
                 self.blocked.add(node.output[0])
-                for name in (node.input[0], node.output[0]):
-                    self.size(name, "a Conv with groups of its own reads or writes them")
                 return True  # its weight does not follow single channels: grouping rewrites it
             self.ties.append(Tie(node.output[0], 1, 1, node.input[0]))
         self._tie_filters(node, 0)
@@ -372,22 +316,7 @@ class _Walk:
         if result != (data[0], data[1] * pixels) or (node.op_type == "Flatten" and integer(node, "axis", 1) != 1):
             return False
         self.axes[node.output[0]] = Axis(axis.atoms, pixels)
-        self._measure_reshape(node)
         return True
-
-    def _measure_reshape(self, node: onnx.NodeProto) -> None:
-        """Note where a Reshape has the number of channels; -1 is whatever is left."""
-        if node.op_type != "Reshape":
-            return
-        wanted = node.input[1] if len(node.input) > 1 else ""
-        if self._constants.is_constant(wanted):
-            if self._constants.value(wanted).reshape(-1)[1] > 0:
-                self.measures.append(Measure(node.output[0], 1, 1, node.output[0]))
-            return
-        join = next((other for readers in self._readers.values() for other in readers if wanted in other.output), None)
-        last = join.input[-1] if join is not None and join.op_type == "Concat" else ""
-        if not (self._constants.is_constant(last) and self._constants.value(last).reshape(-1)[-1] == -1):
-            self.size(node.input[0], "a Reshape counts them")
 
     def _squeeze(self, node: onnx.NodeProto) -> bool:
         """Squeeze and Unsqueeze of pixel axes: channels stay axis 1."""
@@ -434,13 +363,9 @@ class _Walk:
         if axis != 1:
             return axis > 1 and all(self._same(node.input[0], name) for name in node.output)
         rest = source.atoms
-        slot = 1 if len(node.input) > 1 and self._constants.is_constant(node.input[1]) else -1
-        if slot < 0 and not any(attribute.name == "split" for attribute in node.attribute):
-            self.size(node.input[0], "a Split takes equal parts of them")
-        for index, name in enumerate(node.output):
+        for name in node.output:
             part, rest = self.atoms.cut(rest, self._shapes[name][1])
             self.axes[name] = Axis(part)
-            self.measures.append(Measure(node.output[0], slot, index, name))
         return True
 
     def _slice(self, node: onnx.NodeProto) -> bool:
@@ -455,8 +380,6 @@ class _Walk:
         _, rest = self.atoms.cut(source.atoms, start)
         part, _ = self.atoms.cut(rest, end - start)
         self.axes[node.output[0]] = Axis(part)
-        if 1 in ranges:
-            self.size(node.input[0], "a Slice counts them")
         return True
 
     def _pad(self, node: onnx.NodeProto) -> bool:
@@ -475,10 +398,7 @@ class _Walk:
             return self._same(node.input[0], node.output[0])
         # A shortcut that widens a residual stream: one Gather here sets all of the wider stream free.
         self.junctions.append(Junction(node.output[0], node.input[0], before, after))
-        fresh = self.fresh(node.output[0])
-        for name in (node.input[0], node.output[0]):
-            self.size(name, "a Pad makes more channels of them")
-        return fresh
+        return self.fresh(node.output[0])
 
 
 def consumers(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:

@@ -5,7 +5,8 @@ and fails on outputs that are sequences or maps. So the graph it edits is a shel
 `finish` takes from it only what the edit changed: every other node and tensor comes from the source, byte for byte.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -23,6 +24,7 @@ G_LOGGER.severity = G_LOGGER.ERROR
 
 # Below this IR version an initializer has to be listed as a graph input as well.
 FREE_INITIALIZERS_IR = 4
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Surgery:
@@ -79,9 +81,10 @@ class Surgery:
         index = next(i for i, node in enumerate(self.graph.nodes) if node is anchor)
         self.graph.nodes.insert(index if before is not None else index + 1, new)
 
-    def finish(self) -> onnx.ModelProto:
+    def finish(self, channels: Mapping[str, int] = NOTHING) -> onnx.ModelProto:
         """Return the edited model: the source but for the nodes and constants that changed or became unused.
 
+        `channels` are those of tensors that have fewer of them now, so that no stale shape is written.
         The end of the edit: each constant goes as its copy in the model is made, so that no weight is held twice.
         """
         source = self._source.graph
@@ -91,7 +94,7 @@ class Surgery:
         kept = [tensor for tensor in source.initializer if tensor.name in used or tensor.name not in used_before]
         stored = {tensor.name for tensor in source.initializer}
         new = [name for name in self._values if name in used and name not in stored]
-        return self._assemble(nodes, kept, new)
+        return self._assemble(nodes, kept, new, channels)
 
     def _is_replaced(self, node: gs.Node) -> bool:
         """Return whether a Constant node's output is now an initializer under the same name."""
@@ -124,7 +127,9 @@ class Surgery:
     def _take(self, name: str) -> onnx.TensorProto:
         return numpy_helper.from_array(self._values.pop(name), name)
 
-    def _assemble(self, nodes: list[onnx.NodeProto], kept: list[onnx.TensorProto], new: list[str]) -> onnx.ModelProto:
+    def _assemble(
+        self, nodes: list[onnx.NodeProto], kept: list[onnx.TensorProto], new: list[str], channels: Mapping[str, int]
+    ) -> onnx.ModelProto:
         source = self._source
         result = onnx.ModelProto()
         for field, value in source.ListFields():
@@ -138,6 +143,9 @@ class Surgery:
         # An initializer that was listed as an input and is gone leaves the inputs too.
         result.graph.input.extend(v for v in source.graph.input if v.name not in constants or v.name in present)
         result.graph.value_info.extend(v for v in source.graph.value_info if v.name in present)
+        for value in result.graph.value_info:
+            if value.name in channels and len(value.type.tensor_type.shape.dim) > 1:
+                value.type.tensor_type.shape.dim[1].dim_value = channels[value.name]
         result.graph.node.extend(nodes)
         result.graph.initializer.extend(self._take(tensor.name) if tensor.name in self._values else tensor for tensor in kept)
         result.graph.initializer.extend(self._take(name) for name in new)

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnx_gconv.model.attributes import integer
-from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
+from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs, outer_reads
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.model.spaces import Spaces, Tie, consumers
 
@@ -125,6 +125,7 @@ def _branches(
     nodes = {name: node for node in model.graph.node for name in node.output if name}
     readers = consumers(model)
     outputs = {value.name for value in model.graph.output}
+    outputs |= {name for node in model.graph.node for graph in inner_graphs(node) for name in outer_reads(graph)}
     result = []
     for node in model.graph.node:
         if node.op_type != "Add" or node.domain not in STANDARD_DOMAINS or len(set(node.input)) != 2:
@@ -132,7 +133,7 @@ def _branches(
         ends = [name for name in node.input if _is_end(name, nodes, constants, readers, outputs)]
         for end in ends:
             (shortcut,) = (name for name in node.input if name != end)
-            if constants.is_constant(shortcut) or shapes.get(shortcut) != shapes.get(node.output[0]):
+            if constants.is_constant(shortcut) or shortcut not in shapes or shapes[shortcut] != shapes.get(node.output[0]):
                 continue
             last = _last_conv(end, nodes)
             inside = _exclusive(end, nodes, readers, outputs, constants)
@@ -150,9 +151,7 @@ def _passing(inside: set[str], spaces: Spaces, nodes: Mapping[str, onnx.NodeProt
     """Return the depthwise Convs inside that work on these spaces."""
     atoms = {space.atom for space in found}
     return {
-        name
-        for name in inside
-        if nodes[name].op_type == "Conv" and name in spaces.axes and set(spaces.axes[name].atoms) <= atoms
+        name for name in inside if nodes[name].op_type == "Conv" and name in spaces.axes and set(spaces.axes[name].atoms) <= atoms
     }
 
 
@@ -168,7 +167,8 @@ def _is_end(
     if node is None or name in outputs or len(readers[name]) != 1 or node.domain not in STANDARD_DOMAINS:
         return False
     if node.op_type == "BatchNormalization":
-        plain = not any(node.output[1:]) and all(constants.is_constant(constant) for constant in node.input[1:5])
+        plain = not any(node.output[1:]) and not integer(node, "training_mode", 0)
+        plain = plain and all(constants.is_constant(constant) for constant in node.input[1:5])
         source = node.input[0]
         return plain and source in nodes and nodes[source].op_type == "Conv" and _is_end(source, nodes, constants, readers, outputs)
     return node.op_type == "Conv"

@@ -53,7 +53,7 @@ def mask(
     The grouped model is made and compared with it as well, so that what is trained can be grouped afterwards.
     """
     decided, original = plan_of(plan), open_original(model, input_shape)
-    matched = match(original.model, decided)
+    matched = match(original.model, decided, shapes=original.network.shapes)
     dropped = dropped_share(original.model, matched)
     job = Job(original, Settings(verify=verify, seed=seed), listener=listener)
     checked = rewrite(job, original.model, matched, dropped=dropped)
@@ -79,7 +79,7 @@ def apply(
     """
     settings = settings_of("apply", wishes, ApplyWishes)
     decided, original = plan_of(plan), open_original(model, settings.input_shape)
-    matched = match(original.model, decided)
+    matched = match(original.model, decided, shapes=original.network.shapes)
     dropped = dropped_share(original.model, matched)
     if dropped > 0 and not allow_drop and original.sha256 != decided.source_sha256:
         raise PlanError(

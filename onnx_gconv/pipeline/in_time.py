@@ -110,7 +110,7 @@ class Chooser:
         if not is_here or not settings.verify:  # a model that ONNX Runtime cannot run cannot be timed either
             return Clocked(planned, None)
         with self._job.watch("measure"):
-            matched = match(original.model, planned.plan)
+            matched = match(original.model, planned.plan, shapes=original.network.shapes)
             placement = placement_of(original.model, matched, shapes=original.network.shapes)
             grouped = carry_out(original.model, matched, placement, lowering=settings.lowering)
             feeds = random_feeds(original.model, original.network.input_shapes, np.random.default_rng(settings.seed))

@@ -53,8 +53,9 @@ def refine(job: Job) -> Planned:
     decided = replace(final.plan, layers=layers, source_sha256=original.sha256)
     other = _differing(unrefined, decided)
     listener.note(f"refined: fine-tuning changed the number of groups of {other} layers")
-    matched = match(model, decided)
-    start = Rewritten(mask(model, matched), len(matched), (2 * len(matched), 0), (), None, original.files)
+    matched = match(model, decided, shapes=original.network.shapes)
+    convs = len(matched.layers)
+    start = Rewritten(mask(model, matched), convs, (2 * convs, 0), (), None, original.files)
     return replace(final, plan=decided, refined=start)
 
 
@@ -92,7 +93,7 @@ def _kept_of(job: Job, plan: Plan) -> tuple[PlannedLayer, ...]:
     model, constants = job.original.model, Constants(job.original.model)
     layers = {layer.name: layer for layer in job.original.network.layers}
     shares = {}
-    for matched in match(model, plan):
+    for matched in match(model, plan, shapes=job.original.network.shapes).layers:
         name = matched.layer.name
         importance = layer_importance(constants, layers[name], job.settings.criterion, job.facts)
         total = float(importance.sum())

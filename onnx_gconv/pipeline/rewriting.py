@@ -27,7 +27,7 @@ class Rewritten:
     """A plan carried out on a model: the model as it is now, and what is known of it."""
 
     model: onnx.ModelProto
-    convs: int  # how many were masked or grouped
+    convs: int  # how many were grouped, or masked to be
     gathers: tuple[int, int]  # two for each of them, and how many a grouped model has
     reasons: tuple[dict[str, str], ...]  # why each of those remains
     verification: Verification | None  # None only where none was asked for
@@ -61,7 +61,9 @@ def rewrite(
 
     verification = None
     if settings.verify:
-        inner = {each.layer.name: placement.read.get(each.layer.name) for each in matched}
+        changed = [each.layer.name for each in matched.layers] + [each.space.name for each in matched.spaces]
+        changed += [branch.add for branch in matched.dropped]
+        inner = {name: placement.read.get(name) for name in changed}
         verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, seed=settings.seed)
     else:
         listener.warn("not verified: --no-verify was given")
@@ -73,8 +75,8 @@ def rewrite(
         listener.detail(f"note: {remark}")
     return Rewritten(
         model=grouped,
-        convs=len(matched),
-        gathers=(2 * len(matched), _count(grouped, "Gather") - _count(model, "Gather")),
+        convs=len(matched.layers),
+        gathers=(2 * len(matched.layers), _count(grouped, "Gather") - _count(model, "Gather")),
         reasons=tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.gathers),
         verification=verification,
         made_from=original.files,

@@ -80,7 +80,7 @@ def _timed(original: Original, table: TimeTable, path: Path) -> Timed:
     added = {name for node in original.model.graph.node if node.op_type == "Add" for name in node.input}
 
     def gathers_ms(plan: Plan) -> float:
-        placement = placement_of(original.model, match(original.model, plan), shapes=network.shapes)
+        placement = placement_of(original.model, match(original.model, plan, shapes=network.shapes), shapes=network.shapes)
         # Readers of one tensor that want the same order share one Gather.
         distinct = {(gather.tensor, gather.conv == "", gather.indices.tobytes()) for gather in placement.gathers}
         total = 0.0

@@ -44,7 +44,7 @@ def tune(lesson: Lesson, settings: Settings, listener: Listener) -> tuple[Tuned,
     with assembled(lesson.device) as team:
         story = listener if team.is_first else SILENT  # one process talks for all
         original, plan = open_original(lesson.model, settings.input_shape), plan_of(lesson.plan)
-        matched = match(original.model, plan)
+        matched = match(original.model, plan, shapes=original.network.shapes)
         data = open_data(lesson.data, original.model, preprocessing=settings.preprocessing)
         how = training_settings(lesson.learning, data, seed=settings.seed)
         dense = _teacher(original, matched, lesson.teacher) if how.distill > 0 else None

@@ -1,4 +1,7 @@
-"""The grouped model: each planned Conv becomes a grouped Conv, with a Gather only where no weight can absorb the order."""
+"""The written model: planned Convs become grouped Convs, with a Gather only where no weight can absorb the order.
+
+Narrowed spaces lose their channels everywhere, and dropped branches their nodes.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -8,21 +11,24 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
+from onnx_gconv.errors import ModelError
 from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
-from onnx_gconv.model.spaces import Spaces, Tie, find_spaces
+from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.model.surgery import Surgery
+from onnx_gconv.rewrite.dropped import drop
 from onnx_gconv.rewrite.lowering import LoweringName, lower
 from onnx_gconv.rewrite.match import Matched
-from onnx_gconv.rewrite.placement import BlockConv, GatherAt, Placed, Placement, place
+from onnx_gconv.rewrite.placement import BlockConv, GatherAt, Placed, Placement, is_identity, place
 from onnx_gconv.solve.grouping import Order
 
+Follow = tuple[int, Order, int]  # an axis of a constant, the order it follows, and how many numbers in a row each channel has
 Shared = dict[tuple[object, ...], str]  # constants made so far, so that equal ones are written once
 
 
 def group(model: onnx.ModelProto, matched: Matched, *, shapes: Mapping[str, Shape] | None = None) -> onnx.ModelProto:
-    """Return the model with every matched Conv grouped; the same function as `mask(model, matched)`."""
+    """Return the model with all that the plan takes away gone; the same function as `mask(model, matched)`."""
     return carry_out(model, matched, placement_of(model, matched, shapes=shapes))
 
 
@@ -31,7 +37,25 @@ def placement_of(model: onnx.ModelProto, matched: Matched, *, shapes: Mapping[st
     constants = Constants(model)
     known = infer(model, input_shapes(model, {})) if shapes is None else shapes
     spaces = find_spaces(model, constants, known)
-    return place(model, spaces, _block_convs(model, spaces, matched), known)
+    return place(model, spaces, _block_convs(model, spaces, matched), known, _keeps(spaces, matched))
+
+
+def _keeps(spaces: Spaces, matched: Matched) -> dict[int, Order]:
+    """Return the channels that are left of each narrowed atom.
+
+    Found anew: what can follow an order, and so how atoms are numbered, may depend on weights, which may be other ones by now.
+    """
+    result = {}
+    for each in matched.spaces:
+        axis = spaces.axes.get(each.space.name)
+        atom = axis.atoms[0] if axis is not None and len(axis.atoms) == 1 else -1
+        if atom < 0 or atom in spaces.pinned or atom in spaces.sized or spaces.sizes[atom] != each.space.channels:
+            raise ModelError(
+                f"the channels of {each.space.name!r} cannot be narrowed in this model any more.",
+                hint="plan this very model: `onnx-gconv plan`",
+            )
+        result[atom] = each.keep
+    return result
 
 
 def carry_out(
@@ -45,12 +69,15 @@ def carry_out(
     constants = Constants(model)
     surgery = Surgery(model)
     shared: Shared = {}
-    existing = {each.layer.name: each.layer.groups for each in matched}
+    for branch in matched.dropped:
+        drop(surgery, constants, branch, placement.read.get(branch.add))
+    existing = {each.layer.name: each.layer.groups for each in matched.layers}
     for placed in placement.convs:
         conv = placed.conv
         _write_blocks(surgery, constants, placed, existing.get(conv.name, conv.groups), shared)
-    grouped = {placed.conv.name for placed in placement.convs}
-    _permute_constants(surgery, constants, [tie for tie in placement.ties if tie.node not in grouped], placement, shared)
+    done = {placed.conv.name for placed in placement.convs}.union(*(branch.nodes for branch in matched.dropped))
+    _permute_constants(surgery, constants, placement, shared, done)
+    _write_numbers(surgery, constants, placement, shared)
     planned = [surgery.node_of(name) for name in existing]
     for gather in placement.gathers:
         _write_gather(surgery, gather, shared)
@@ -58,12 +85,12 @@ def carry_out(
         opset = next(entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS)
         for node in planned:
             lower(surgery, node, lowering, opset)
-    return surgery.finish()
+    return surgery.finish(placement.narrowed)
 
 
 def _block_convs(model: onnx.ModelProto, spaces: Spaces, matched: Matched) -> list[BlockConv]:
     """Return the Convs that will have groups: planned ones, and those that have them and stay as they are."""
-    planned = {item.layer.name: item for item in matched}
+    planned = {item.layer.name: item for item in matched.layers}
     result = []
     for node in model.graph.node:
         name = node.output[0] if node.output else ""
@@ -81,7 +108,7 @@ def _write_blocks(surgery: Surgery, constants: Constants, placed: Placed, existi
     """Give a grouped Conv the weight and bias for the orders in which it reads and writes."""
     conv = placed.conv
     node = surgery.node_of(conv.name)
-    if existing == conv.groups and _is_identity(placed.in_order) and _is_identity(placed.out_order):
+    if existing == conv.groups and is_identity(placed.in_order) and is_identity(placed.out_order):
         return
     weight = node.inputs[1].name
 
@@ -91,8 +118,8 @@ def _write_blocks(surgery: Surgery, constants: Constants, placed: Placed, existi
     key = constants.origin(weight), existing, conv.groups, placed.in_order.tobytes(), placed.out_order.tobytes()
     node.inputs[1] = _constant(surgery, shared, key, f"{constants.origin(weight)}_g{conv.groups}", blocks)
     node.attrs["group"] = conv.groups
-    if len(node.inputs) > 2 and node.inputs[2].name and not _is_identity(placed.out_order):
-        _permute(surgery, constants, node, 2, [(0, placed.out_order)], shared)
+    if len(node.inputs) > 2 and node.inputs[2].name:
+        _permute(surgery, constants, node, 2, [(0, placed.out_order, 1)], shared)
 
 
 def diagonal_blocks(
@@ -103,36 +130,52 @@ def diagonal_blocks(
     # The weight of a Conv that has groups already holds only its own group's columns: count them from there.
     columns = inputs - inputs[:, :1] // weight.shape[1] * weight.shape[1] if existing > 1 else inputs
     blocks = weight[outputs[:, :, None], columns[:, None, :]]
-    return np.ascontiguousarray(blocks.reshape(len(weight), -1, *weight.shape[2:]))
+    return np.ascontiguousarray(blocks.reshape(len(out_order), -1, *weight.shape[2:]))
 
 
-def _permute_constants(surgery: Surgery, constants: Constants, ties: list[Tie], placement: Placement, shared: Shared) -> None:
-    """Let every constant follow the order of the channels it is tied to."""
-    by_input: dict[tuple[str, int], list[tuple[int, Order]]] = defaultdict(list)
-    for tie in ties:
+def _permute_constants(surgery: Surgery, constants: Constants, placement: Placement, shared: Shared, done: set[str]) -> None:
+    """Let every constant follow the order of the channels it is tied to; `done` are nodes that have theirs, or are gone."""
+    by_input: dict[tuple[str, int], list[Follow]] = defaultdict(list)
+    for tie in placement.spaces.ties:
         # A node's own output is tied as it is written; a tensor that it reads, as it is found.
         orders = placement.produced if tie.tensor == tie.node else placement.read
-        order = orders.get(tie.tensor)
-        if order is not None and not _is_identity(order):
-            by_input[tie.node, tie.slot].append((tie.dim, order))
-    for (name, slot), dims in by_input.items():
-        _permute(surgery, constants, surgery.node_of(name), slot, dims, shared)
+        if tie.tensor in orders and tie.node not in done:
+            by_input[tie.node, tie.slot].append((tie.dim, orders[tie.tensor], placement.spaces.axes[tie.tensor].repeat))
+    for (name, slot), follows in by_input.items():
+        node = surgery.node_of(name)
+        _permute(surgery, constants, node, slot, follows, shared)
+        if node.op == "Conv" and node.attrs.get("group", 1) > 1:  # depthwise: one group for each channel that is left
+            node.attrs["group"] = len(placement.produced[name])
 
 
-def _permute(
-    surgery: Surgery, constants: Constants, node: gs.Node, slot: int, dims: list[tuple[int, Order]], shared: Shared
-) -> None:
+def _permute(surgery: Surgery, constants: Constants, node: gs.Node, slot: int, follows: list[Follow], shared: Shared) -> None:
     """Put the constant in an input slot into these orders, axis by axis."""
     name = node.inputs[slot].name
     value = original = constants.value(name)
-    for dim, order in dims:
-        repeat = value.shape[dim] // len(order)  # pixels of each channel, where a Flatten lies between
+    for dim, order, repeat in follows:
         value = np.take(value, (order[:, None] * repeat + np.arange(repeat)).reshape(-1), axis=dim)
     if not np.array_equal(value, original):  # one number throughout may be shared with others: leave it
-        key = constants.origin(name), *((dim, order.tobytes()) for dim, order in dims)
+        key = constants.origin(name), *((dim, order.tobytes()) for dim, order, _ in follows)
         node.inputs[slot] = _constant(
             surgery, shared, key, f"{constants.origin(name)}_ordered", lambda: np.ascontiguousarray(value)
         )
+
+
+def _write_numbers(surgery: Surgery, constants: Constants, placement: Placement, shared: Shared) -> None:
+    """Put the new number of channels wherever a node has the old one among its sizes."""
+    by_input: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    for measure in placement.spaces.measures:
+        if measure.tensor in placement.narrowed:
+            by_input[measure.node, measure.slot][measure.index] = placement.narrowed[measure.tensor]
+    for (name, slot), numbers in by_input.items():
+        node = surgery.node_of(name)
+        if slot < 0:
+            node.attrs["split"] = [numbers.get(index, number) for index, number in enumerate(node.attrs["split"])]
+            continue
+        origin = constants.origin(node.inputs[slot].name)
+        sizes = constants.value(origin).copy()
+        np.put(sizes, list(numbers), list(numbers.values()))
+        node.inputs[slot] = _constant(surgery, shared, (origin, sizes.tobytes()), f"{origin}_narrowed", sizes.copy)
 
 
 def _constant(
@@ -166,7 +209,3 @@ def _write_gather(surgery: Surgery, gather: GatherAt, shared: Shared) -> None:
     node = gs.Node("Gather", surgery.unique(f"{gather.layer}_in_gather"), {"axis": 1}, [conv.inputs[0], order], [gathered])
     surgery.insert(node, before=conv)
     conv.inputs[0] = gathered
-
-
-def _is_identity(order: Order) -> bool:
-    return bool((order == np.arange(len(order))).all())

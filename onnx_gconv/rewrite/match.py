@@ -1,7 +1,7 @@
 """A plan matched with a model: names and shapes agree; weights may differ, a fine-tuned model matches too."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -81,9 +81,10 @@ def match(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | N
             raise PlanError(f"the plan's layer {planned.name!r} {why}.", hint=HINT)
         layer = by_name[planned.name]
         narrowing.require_orders(layer, planned)
-        result.append(_match_layer(layer, planned, is_narrowed=narrowing.is_narrowed(layer)))
+        result.append(_match_layer(layer, planned))
     # A plan may say in so many words that a layer keeps the groups it has.
     grouped = tuple(matched for matched in result if matched.groups != matched.layer.groups)
+    narrowing.require_present(grouped)
     return Matched(grouped, narrowing.spaces, narrowing.dropped, narrowing.inputs, narrowing.outputs)
 
 
@@ -100,15 +101,9 @@ class _Narrowing:
         known = infer(model, input_shapes(model, {})) if shapes is None else shapes
         spaces = find_spaces(model, constants, known)
         widths = find_widths(model, constants, spaces, known)
-        self.spaces = tuple(_match_space(widths, spaces, planned) for planned in plan.spaces)
+        found = [_match_space(widths, spaces, planned) for planned in plan.spaces]
+        self.spaces = tuple(each for each in found if len(each.keep) < each.space.channels)
         self.dropped = tuple(_match_branch(widths, each.name) for each in plan.dropped)
-        inside = {name for branch in self.dropped for name in branch.spaces}
-        for each in self.spaces:
-            if each.space.name in inside:
-                raise PlanError(
-                    f"the plan narrows the space {each.space.name!r}, which lies in a branch that it drops.",
-                    hint="remove it from 'spaces', or the branch from 'dropped'",
-                )
         keeps = {each.space.atom: each.keep for each in self.spaces}
         for tie in spaces.ties:
             if tie.slot == 1 and set(spaces.axes[tie.tensor].atoms) & keeps.keys():
@@ -118,8 +113,21 @@ class _Narrowing:
                 side[tie.node] = (places[:, None] * axis.repeat + np.arange(axis.repeat)).reshape(-1)
         self.inputs |= {branch.name: np.arange(0) for branch in self.dropped}
 
-    def is_narrowed(self, layer: Layer) -> bool:
-        return layer.name in self.inputs or layer.name in self.outputs
+    def require_present(self, grouped: Sequence[MatchedLayer]) -> None:
+        """Refuse to do anything to what lies in a dropped branch, or to drop both sides of an Add."""
+        for branch in self.dropped:
+            inside = [("groups the layer", each.layer.name, "layers") for each in grouped if each.layer.name in branch.nodes]
+            inside += [("narrows the space", each.space.name, "spaces") for each in self.spaces if each.space.name in branch.spaces]
+            inside += [
+                ("drops the branch of", other.name, "dropped")
+                for other in self.dropped
+                if other.name != branch.name and (other.name in branch.nodes or other.add == branch.add)
+            ]
+            for what, name, field_name in inside:
+                raise PlanError(
+                    f"the plan {what} {name!r}, but also drops the branch of {branch.name!r}, and with it that.",
+                    hint=f"remove the one from {field_name!r}, or the other from 'dropped'",
+                )
 
     def require_orders(self, layer: Layer, planned: PlannedLayer) -> None:
         """Refuse orders that are not of exactly the channels that stay."""
@@ -130,7 +138,7 @@ class _Narrowing:
         for name, order, stay in sides:
             if sorted(order) != stay.tolist():
                 raise PlanError(
-                    f"{name!r} of the plan's layer {planned.name!r} does not have exactly the {len(stay)} channels that stay there.",
+                    f"{name!r} of the plan's layer {planned.name!r} does not have exactly the {len(stay)} channels that stay.",
                     hint="re-run `onnx-gconv plan` or edit the plan",
                 )
 
@@ -138,15 +146,27 @@ class _Narrowing:
 def _match_space(widths: Widths, spaces: Spaces, planned: PlannedSpace) -> MatchedSpace:
     space = next((space for space in widths.spaces if space.name == planned.name), None)
     if space is None:
-        axis = spaces.axes.get(planned.name)
-        reason = next((spaces.sized[atom] for atom in axis.atoms if atom in spaces.sized), "") if axis is not None else ""
-        why = "is not in this model" if axis is None else f"cannot be narrowed in this model{': ' + reason if reason else ''}"
-        raise PlanError(f"the plan's space {planned.name!r} {why}.", hint=HINT)
+        raise PlanError(f"the plan's space {planned.name!r} {_why_not(widths, spaces, planned.name)}.", hint=HINT)
     if space.channels != planned.channels:
         raise PlanError(
             f"the plan's space {planned.name!r} has {planned.channels} channels, the model's has {space.channels}.", hint=HINT
         )
     return MatchedSpace(space, np.asarray(planned.keep, dtype=np.int64))
+
+
+def _why_not(widths: Widths, spaces: Spaces, name: str) -> str:
+    """Return why no space that can be narrowed goes by this name."""
+    if name not in spaces.axes:
+        return "is not in this model"
+    atoms = spaces.axes[name].atoms
+    called = [space.name for space in widths.spaces if space.atom in atoms]
+    if called:
+        return f"goes by another name in this model: {', '.join(map(repr, called))}"
+    if any(atom in spaces.pinned for atom in atoms):
+        reason = "a graph input or output has these channels, or an op that is not channel-wise"
+    else:
+        reason = next((spaces.sized[atom] for atom in atoms if atom in spaces.sized), "nothing that could lose weight reads them")
+    return f"cannot be narrowed in this model: {reason}"
 
 
 def _match_branch(widths: Widths, name: str) -> Branch:
@@ -156,17 +176,19 @@ def _match_branch(widths: Widths, name: str) -> Branch:
     raise PlanError(f"the plan drops the branch of {name!r}, but no residual branch of this model ends there.", hint=HINT)
 
 
-def _match_layer(layer: Layer, planned: PlannedLayer, *, is_narrowed: bool) -> MatchedLayer:
+def _match_layer(layer: Layer, planned: PlannedLayer) -> MatchedLayer:
     if (layer.out_channels, layer.in_channels) != (planned.out_channels, planned.in_channels):
         raise PlanError(
             f"the plan's layer {planned.name!r} has {planned.in_channels} input and {planned.out_channels} output channels, "
             f"the model's has {layer.in_channels} and {layer.out_channels}.",
             hint=HINT,
         )
-    if planned.groups not in layer.legal_groups and not is_narrowed:
+    ins, outs = len(planned.in_order), len(planned.out_order)
+    legal = replace(layer, in_channels=ins, out_channels=outs).legal_groups  # of the channels that stay
+    if planned.groups not in legal:
         raise PlanError(
-            f"the plan's layer {planned.name!r} asks for {planned.groups} groups, but {layer.in_channels} input and "
-            f"{layer.out_channels} output channels allow only {', '.join(map(str, layer.legal_groups))}.",
+            f"the plan's layer {planned.name!r} asks for {planned.groups} groups, but {ins} input and "
+            f"{outs} output channels allow only {', '.join(map(str, legal))}.",
             hint="re-run `onnx-gconv plan` or edit the plan",
         )
     matched = MatchedLayer(layer, planned.groups, np.asarray(planned.in_order), np.asarray(planned.out_order))

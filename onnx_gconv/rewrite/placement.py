@@ -3,17 +3,21 @@
 Each atom of the channel spaces gets one storage order. A grouped Conv needs its groups side by side in what it reads and
 writes; where the storage has them so, in one sequence on both sides, no Gather is needed. Everything else, dense Convs,
 BatchNormalizations and so on, follows any order by having its constants permuted.
+
+A narrowed atom is placed like one that never had more channels than it keeps. Told in the model's own numbers, its order is
+then a selection, which slices and permutes in one.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.model.spaces import ELEMENTWISE, PER_CHANNEL, UNARY, Spaces, Tie, consumers
+from onnx_gconv.model.spaces import ELEMENTWISE, PER_CHANNEL, UNARY, Spaces, consumers
+from onnx_gconv.model.widths import kept_places
 from onnx_gconv.solve.grouping import Order, inverse
 
 Partition = tuple[int, ...]  # the group of each channel
@@ -54,17 +58,72 @@ class GatherAt:
 
 @dataclass(frozen=True)
 class Placement:
-    """Everything the rewriting needs: how tensors are written and read, the grouped Convs, and the Gathers."""
+    """Everything the rewriting needs: how tensors are written and read, the grouped Convs, and the Gathers.
+
+    Orders name channels by the model's own numbers, those that stay and no others.
+    """
 
     produced: Mapping[str, Order]  # by tensor: the order in which its producer writes it; missing: as in the model
     read: Mapping[str, Order]  # by tensor: the order in which its readers find it
     convs: tuple[Placed, ...]
     gathers: tuple[GatherAt, ...]
-    ties: tuple[Tie, ...]  # the constants that follow these orders
+    spaces: Spaces  # of the model: the constants and numbers that follow
+    narrowed: Mapping[str, int]  # by tensor that loses channels: how long its channel axis becomes
 
 
-def place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], shapes: Mapping[str, Shape]) -> Placement:
-    """Return a placement: storage orders chosen by the size of the Gathers they save, the rest gathered."""
+def place(
+    model: onnx.ModelProto,
+    spaces: Spaces,
+    convs: Sequence[BlockConv],
+    shapes: Mapping[str, Shape],
+    keeps: Mapping[int, Order],
+) -> Placement:
+    """Return a placement: storage orders chosen by the size of the Gathers they save, the rest gathered.
+
+    `keeps` are the channels that narrowed atoms keep.
+    """
+    left = {name: kept_places(spaces, name, keeps) for name in spaces.axes}
+    lengths = {name: len(left[name]) * spaces.axes[name].repeat for name in left if name in shapes}
+    narrowed = {name: length for name, length in lengths.items() if length != shapes[name][1]}
+    drafted = _place(
+        model,
+        replace(spaces, sizes={**spaces.sizes, **{atom: len(keep) for atom, keep in keeps.items()}}),
+        [replace(conv, in_order=_among_themselves(conv.in_order), out_order=_among_themselves(conv.out_order)) for conv in convs],
+        {**shapes, **{name: (shapes[name][0], length, *shapes[name][2:]) for name, length in narrowed.items()}},
+    )
+
+    def told(name: str, order: Order) -> Order:
+        return left[name][order] if name in left else order
+
+    def changed(orders: Mapping[str, Order]) -> dict[str, Order]:
+        all_told = {name: told(name, order) for name, order in orders.items()}
+        return {name: order for name, order in all_told.items() if name in narrowed or not is_identity(order)}
+
+    return replace(
+        drafted,
+        produced=changed(drafted.produced),
+        read=changed(drafted.read),
+        convs=tuple(
+            Placed(placed.conv, told(placed.conv.source, placed.in_order), told(placed.conv.name, placed.out_order))
+            for placed in drafted.convs
+        ),
+        spaces=spaces,
+        narrowed=narrowed,
+    )
+
+
+def is_identity(order: Order) -> bool:
+    """Return whether an order leaves every channel where it is; of all channels, that is."""
+    return bool((order == np.arange(len(order))).all())
+
+
+def _among_themselves(order: Order) -> Order:
+    """Return an order of some channels as one of these alone, numbered from 0."""
+    return inverse(np.argsort(order))
+
+
+def _place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], shapes: Mapping[str, Shape]) -> Placement:
+    """Return a placement of channels that all stay."""
     storage = Storage(spaces, convs, shapes)
     read = {name: storage.order(axis.atoms) for name, axis in spaces.axes.items()}
     produced = dict(read)
@@ -102,7 +161,7 @@ def place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], sh
         if not np.array_equal(made, read[junction.tensor]):
             why = "writes: a wider stream begins here"
             gathers.append(GatherAt(junction.tensor, "", inverse(made)[read[junction.tensor]], junction.tensor, why))
-    return Placement(produced, read, tuple(placed), tuple(gathers), spaces.ties)
+    return Placement(produced, read, tuple(placed), tuple(gathers), spaces, {})
 
 
 class Storage:
