@@ -146,6 +146,7 @@ def from_json(data: object, path: str) -> Plan:
     if "low_rank" in top.names() and top.items("low_rank"):
         raise PlanError(f"{path}: low rank is not known to this version.", hint="remove the lines of 'low_rank'")
     budget, has_forms = top.inner("budget"), top.integer("format") != GROUPS_ONLY
+    spaces = tuple(_space(fields) for fields in top.rows("spaces")) if has_forms else ()
     plan = Plan(
         source_sha256=top.string("source_sha256"),
         criterion=top.string("criterion"),
@@ -156,10 +157,10 @@ def from_json(data: object, path: str) -> Plan:
         gathers=top.string("gathers"),
         before=_totals(top.inner("before")),
         after=_totals(top.inner("after")),
-        layers=tuple(_layer(fields) for fields in top.rows("layers")),
+        layers=tuple(_layer(fields, some_go=bool(spaces)) for fields in top.rows("layers")),
         skipped=tuple(SkippedConv(fields.string("name"), fields.string("reason")) for fields in top.rows("skipped")),
         forms=top.strings("forms") if has_forms else ("group",),
-        spaces=tuple(_space(fields) for fields in top.rows("spaces")) if has_forms else (),
+        spaces=spaces,
         dropped=tuple(DroppedBranch(fields.string("name")) for fields in top.rows("dropped")) if has_forms else (),
     )
     for kind, items in (("layer", plan.layers), ("space", plan.spaces), ("dropped branch", plan.dropped)):
@@ -174,7 +175,7 @@ def _totals(fields: Fields) -> Totals:
     return Totals(fields.integer("params"), None if fields.any("macs") is None else fields.integer("macs"))
 
 
-def _layer(fields: Fields) -> PlannedLayer:
+def _layer(fields: Fields, *, some_go: bool) -> PlannedLayer:
     fields = fields.named(fields.string("name"))
     layer = PlannedLayer(
         name=fields.string("name"),
@@ -183,8 +184,8 @@ def _layer(fields: Fields) -> PlannedLayer:
         in_channels=fields.integer("in_channels"),
         groups=fields.integer("groups"),
         kept=fields.number("kept"),
-        in_order=_order(fields, "in_order", "in_channels"),
-        out_order=_order(fields, "out_order", "out_channels"),
+        in_order=_order(fields, "in_order", "in_channels", some_go=some_go),
+        out_order=_order(fields, "out_order", "out_channels", some_go=some_go),
     )
     ins, outs = len(layer.in_order), len(layer.out_order)
     if layer.groups < 1 or ins % layer.groups or outs % layer.groups:
@@ -206,12 +207,14 @@ def _space(fields: Fields) -> PlannedSpace:
     return PlannedSpace(fields.string("name"), channels, keep)
 
 
-def _order(fields: Fields, field: str, channels_field: str) -> tuple[int, ...]:
+def _order(fields: Fields, field: str, channels_field: str, *, some_go: bool) -> tuple[int, ...]:
     """Return an order of all channels, or of those that stay: whether these are the ones that stay is known with the model."""
     order, channels = fields.integers(field), fields.integer(channels_field)
-    if not order or len(set(order)) != len(order) or min(order) < 0 or max(order) >= channels:
+    is_complete = bool(order) and (some_go or len(order) == channels)
+    if not is_complete or len(set(order)) != len(order) or min(order) < 0 or max(order) >= channels:
+        but = ", but for those that go" if some_go else ""
         raise fields.wrong(
-            f"{field!r} is not an order of {channels} channels (each of 0 to {channels - 1} once, but for those that go)",
+            f"{field!r} is not an order of {channels} channels (each of 0 to {channels - 1} once{but})",
             "re-run `onnx-gconv plan` or correct the field",
         )
     return order

@@ -685,7 +685,7 @@ def _layer(**fields: object) -> Edit:
 
 SMALLER = {"out_channels": 4, "in_channels": 4, "in_order": [0, 1, 2, 3], "out_order": [0, 1, 2, 3]}
 PLAN_EDITS: dict[str, tuple[Edit, tuple[str, ...]]] = {
-    "unknown format": (lambda plan: plan.update(format=2), ("bad.json", "format 2")),
+    "unknown format": (lambda plan: plan.update(format=3), ("bad.json", "format 3")),
     "layer without a name": (lambda plan: plan["layers"][0].pop("name"), ("bad.json", "layers[0]", "'name'")),
     "layer that is a number": (lambda plan: plan["layers"].append(3), ("bad.json", "layers[2]")),
     "skipped without a reason": (lambda plan: plan["skipped"][0].pop("reason"), ("bad.json", "skipped[0]", "'reason'")),
