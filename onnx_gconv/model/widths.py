@@ -51,6 +51,7 @@ class Widths:
 
     spaces: tuple[Space, ...]
     branches: tuple[Branch, ...]
+    refused: Mapping[int, str]  # the other atoms, and why they cannot be narrowed
 
 
 def find_widths(model: onnx.ModelProto, constants: Constants, spaces: Spaces, shapes: Mapping[str, Shape]) -> Widths:
@@ -70,21 +71,35 @@ def find_widths(model: onnx.ModelProto, constants: Constants, spaces: Spaces, sh
             for atom in spaces.axes[tie.tensor].atoms:
                 if tie.node not in found.setdefault(atom, []):
                     found[atom].append(tie.node)
-    through = {atom for atom in readers if set(readers[atom]) & set(writers.get(atom, []))}  # a Conv from a space into itself
-    free = [
+    candidates = [
         Space(
             name=name,
             label=_label(nodes, name),
             channels=spaces.sizes[atom],
             atom=atom,
             writers=tuple(output for output in writers.get(atom, ()) if output not in _depthwise(spaces, nodes, writers[atom])),
-            readers=tuple(readers[atom]),
+            readers=tuple(readers.get(atom, ())),
         )
         for atom, name in named.items()
-        if atom not in spaces.pinned and atom not in spaces.sized and readers.get(atom) and atom not in through
     ]
-    found_spaces = tuple(space for space in free if space.writers)
-    return Widths(found_spaces, tuple(_branches(model, constants, spaces, found_spaces, shapes)))
+    refused = {space.atom: reason for space in candidates if (reason := _why_not(space, spaces))}
+    found_spaces = tuple(space for space in candidates if space.atom not in refused)
+    return Widths(found_spaces, tuple(_branches(model, constants, spaces, found_spaces, shapes)), refused)
+
+
+def _why_not(space: Space, spaces: Spaces) -> str:
+    """Return why a space cannot be narrowed, "" if it can."""
+    if space.atom in spaces.pinned:
+        return "a graph input or output has these channels, or an op that is not channel-wise"
+    if space.atom in spaces.sized:
+        return spaces.sized[space.atom]
+    if not space.readers:
+        return "nothing sums over them"
+    if not space.writers:
+        return "nothing makes them"
+    if set(space.readers) & set(space.writers):
+        return "a Conv leads from these channels into themselves"
+    return ""
 
 
 def is_read(tie: Tie) -> bool:

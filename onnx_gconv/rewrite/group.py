@@ -154,8 +154,10 @@ def _permute(surgery: Surgery, constants: Constants, node: gs.Node, slot: int, f
     value = original = constants.value(name)
     for dim, order, repeat in follows:
         value = np.take(value, (order[:, None] * repeat + np.arange(repeat)).reshape(-1), axis=dim)
-    if not np.array_equal(value, original):  # one number throughout may be shared with others: leave it
-        key = constants.origin(name), *((dim, order.tobytes()) for dim, order, _ in follows)
+    if not np.array_equal(value, original):  # one number throughout may be shared with others: leave it, as long as it can
+        is_one_number = bool((value == value.flat[0]).all())
+        orders = value.shape if is_one_number else tuple((dim, order.tobytes()) for dim, order, _ in follows)
+        key = constants.origin(name), orders
         node.inputs[slot] = _constant(
             surgery, shared, key, f"{constants.origin(name)}_ordered", lambda: np.ascontiguousarray(value)
         )

@@ -1,6 +1,6 @@
 """A plan matched with a model: names and shapes agree; weights may differ, a fine-tuned model matches too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,11 +26,6 @@ class MatchedLayer:
     groups: int
     in_order: Order
     out_order: Order
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What two layers with one weight must have in common to share it still."""
-        return (self.layer.weight, self.layer.groups, self.groups, self.in_order.tobytes(), self.out_order.tobytes())
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +79,6 @@ def match(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | N
         result.append(_match_layer(layer, planned))
     # A plan may say in so many words that a layer keeps the groups it has.
     grouped = tuple(matched for matched in result if matched.groups != matched.layer.groups)
-    narrowing.require_present(grouped)
     return Matched(grouped, narrowing.spaces, narrowing.dropped, narrowing.inputs, narrowing.outputs)
 
 
@@ -104,6 +98,7 @@ class _Narrowing:
         found = [_match_space(widths, spaces, planned) for planned in plan.spaces]
         self.spaces = tuple(each for each in found if len(each.keep) < each.space.channels)
         self.dropped = tuple(_match_branch(widths, each.name) for each in plan.dropped)
+        self._require_present(plan)
         keeps = {each.space.atom: each.keep for each in self.spaces}
         for tie in spaces.ties:
             if tie.slot == 1 and set(spaces.axes[tie.tensor].atoms) & keeps.keys():
@@ -113,11 +108,11 @@ class _Narrowing:
                 side[tie.node] = (places[:, None] * axis.repeat + np.arange(axis.repeat)).reshape(-1)
         self.inputs |= {branch.name: np.arange(0) for branch in self.dropped}
 
-    def require_present(self, grouped: Sequence[MatchedLayer]) -> None:
+    def _require_present(self, plan: Plan) -> None:
         """Refuse to do anything to what lies in a dropped branch, or to drop both sides of an Add."""
         for branch in self.dropped:
-            inside = [("groups the layer", each.layer.name, "layers") for each in grouped if each.layer.name in branch.nodes]
-            inside += [("narrows the space", each.space.name, "spaces") for each in self.spaces if each.space.name in branch.spaces]
+            inside = [("groups the layer", layer.name, "layers") for layer in plan.layers if layer.name in branch.nodes]
+            inside += [("narrows the space", space.name, "spaces") for space in plan.spaces if space.name in branch.spaces]
             inside += [
                 ("drops the branch of", other.name, "dropped")
                 for other in self.dropped
@@ -162,11 +157,8 @@ def _why_not(widths: Widths, spaces: Spaces, name: str) -> str:
     called = [space.name for space in widths.spaces if space.atom in atoms]
     if called:
         return f"goes by another name in this model: {', '.join(map(repr, called))}"
-    if any(atom in spaces.pinned for atom in atoms):
-        reason = "a graph input or output has these channels, or an op that is not channel-wise"
-    else:
-        reason = next((spaces.sized[atom] for atom in atoms if atom in spaces.sized), "nothing that could lose weight reads them")
-    return f"cannot be narrowed in this model: {reason}"
+    reasons = dict.fromkeys(widths.refused.get(atom, "no tensor has them alone") for atom in atoms)
+    return f"cannot be narrowed in this model: {', '.join(reasons)}"
 
 
 def _match_branch(widths: Widths, name: str) -> Branch:
