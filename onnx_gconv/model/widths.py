@@ -30,6 +30,8 @@ class Space:
     atom: int
     writers: tuple[str, ...]  # the nodes that make these channels, by first output
     readers: tuple[str, ...]  # the nodes that sum over them
+    passing: tuple[str, ...] = ()  # the depthwise Convs between them
+    is_alone: bool = True  # whether no tensor has other channels beside these
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,18 @@ def find_widths(model: onnx.ModelProto, constants: Constants, spaces: Spaces, sh
             for atom in spaces.axes[tie.tensor].atoms:
                 if tie.node not in found.setdefault(atom, []):
                     found[atom].append(tie.node)
+    joined = {atom for axis in spaces.axes.values() if len(axis.atoms) > 1 for atom in axis.atoms}
+    passing = _depthwise(spaces, nodes)
     candidates = [
         Space(
             name=name,
             label=_label(nodes, name),
             channels=spaces.sizes[atom],
             atom=atom,
-            writers=tuple(output for output in writers.get(atom, ()) if output not in _depthwise(spaces, nodes, writers[atom])),
+            writers=tuple(output for output in writers.get(atom, ()) if output not in passing),
             readers=tuple(readers.get(atom, ())),
+            passing=tuple(output for output in writers.get(atom, ()) if output in passing),
+            is_alone=atom not in joined,
         )
         for atom, name in named.items()
     ]
@@ -129,9 +135,10 @@ def _label(nodes: Mapping[str, onnx.NodeProto], tensor: str) -> str:
     return (nodes[tensor].name or tensor) if tensor in nodes else tensor
 
 
-def _depthwise(spaces: Spaces, nodes: Mapping[str, onnx.NodeProto], writers: Sequence[str]) -> set[str]:
-    """Return which of these only pass channels on, each by itself."""
-    return {name for name in writers if spaces.axes.get(nodes[name].input[0]) == spaces.axes[name]}
+def _depthwise(spaces: Spaces, nodes: Mapping[str, onnx.NodeProto]) -> set[str]:
+    """Return the Convs that only pass channels on, each by itself: their weight follows nothing that they read."""
+    weighted = {tie.node for tie in spaces.ties if tie.slot == 1 and nodes[tie.node].op_type in WRITING}
+    return weighted - {tie.node for tie in spaces.ties if is_read(tie)}
 
 
 def _branches(

@@ -35,5 +35,5 @@ def load(
     module = build(proto)
     require_equal(module, proto, shapes=shapes, seed=seed)
     if plan is not None:
-        hold_masks(module, proto, plan if isinstance(plan, Plan) else read_plan(Path(plan)))
+        hold_masks(module, proto, plan if isinstance(plan, Plan) else read_plan(Path(plan)), shapes=shapes or {})
     return module
