@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+from numpy.typing import ArrayLike
+from tiny import from_text
 
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import find_convs, settle_shapes
@@ -19,6 +21,20 @@ from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.rewrite.placement import Placement
 from onnx_gconv.runtime import observe_shapes
 from onnx_gconv.verification import Verification, verify
+
+
+def graph(body: str, *, result: str = "float[1,C,h,w] y", more: str = "", **tensors: ArrayLike) -> onnx.ModelProto:
+    """Return a graph of one image of 4 channels and 6x6 pixels; what is not given of w*, b*, n* and so on is random."""
+    model = from_text(f"net (float[1,4,6,6] x{more}) => ({result}) {{ {body} }}", **tensors)
+    rng = np.random.default_rng(0)
+    known = {tensor.name for tensor in model.graph.initializer} | {value.name for value in model.graph.input}
+    known |= {name for node in model.graph.node for name in node.output}
+    for name in dict.fromkeys(name for node in model.graph.node for name in node.input if name not in {*known, ""}):
+        kind, *sizes = name.split("_")  # w_8_4_3_3 is a weight of that shape, w_8_4_3_3_b another one, v_8 a variance
+        value = rng.standard_normal([int(size) for size in sizes if size.isdigit()])
+        value = np.abs(value) + 0.5 if kind.startswith("v") else value
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
+    return model
 
 
 def plan_of(layers: tuple[PlannedLayer, ...] = (), spaces: tuple[PlannedSpace, ...] = (), dropped: tuple[str, ...] = ()) -> Plan:
