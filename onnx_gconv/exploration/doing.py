@@ -100,7 +100,7 @@ class _Work:
             start, recovery = self._recovered(job, matched, samples)
         rewritten = self._written(job, start, matched, f"{name}.onnx")
         finetuned = None
-        if tuning is not None and plan.layers:
+        if tuning is not None and matched:
             finetuned = self._tuned(job, start, plan, matched, tuning)
         return planned_point(
             f"{name}.plan.json",

@@ -12,33 +12,11 @@ import onnx
 
 from onnx_gconv.model.attributes import axes, integer, pads, slices
 from onnx_gconv.model.axes import Atoms, Axis
+from onnx_gconv.model.channelwise import ELEMENTWISE, PER_CHANNEL, REDUCING, UNARY
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs, outer_reads
 from onnx_gconv.model.measures import Measure, Measuring
 from onnx_gconv.model.shapes import Shape
 
-# One output, one input with channels, the same shape or other pixels: what happens to a channel depends on it alone.
-UNARY = frozenset(
-    {
-        "Abs", "Acos", "Asin", "Atan", "AveragePool", "Cast", "Ceil", "Celu", "Clip", "Cos", "Dropout", "Elu", "Erf",
-        "Exp", "Floor", "Gelu", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "HardSigmoid", "HardSwish",
-        "Identity", "LeakyRelu", "Log", "LpPool", "MaxPool", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round",
-        "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
-    }
-)  # fmt: skip
-ELEMENTWISE = frozenset(
-    {
-        "Add", "And", "BitShift", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean",
-        "Min", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor",
-    }
-)  # fmt: skip
-# Constants of one number per channel, by input slot.
-PER_CHANNEL = {"BatchNormalization": (1, 2, 3, 4), "InstanceNormalization": (1, 2)}
-REDUCING = frozenset(
-    {
-        "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-        "ReduceSum",
-    }
-)  # fmt: skip
 ORDER_BLIND = frozenset({"Shape", "Size"})  # what they tell does not depend on the order
 
 

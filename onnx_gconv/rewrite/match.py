@@ -11,7 +11,7 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, find_convs
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, find_spaces
-from onnx_gconv.model.widths import Branch, Space, Widths, find_widths, is_read, kept_places
+from onnx_gconv.model.widths import WRITING, Branch, Space, Widths, find_widths, is_read, kept_places
 from onnx_gconv.plans import Plan, PlannedLayer, PlannedSpace
 from onnx_gconv.solve.grouping import Order
 
@@ -52,6 +52,19 @@ class Matched:
 
     def __bool__(self) -> bool:
         return bool(self.layers or self.spaces or self.dropped)
+
+    def rechosen(self, keeps: Mapping[str, Order]) -> "Matched":
+        """Return the same with other channels kept of these spaces, by name; they must be alone on their axes."""
+        spaces, inputs, outputs = [], dict(self.inputs), dict(self.outputs)
+        for each in self.spaces:
+            space, keep = each.space, keeps.get(each.space.name, each.keep)
+            spaces.append(MatchedSpace(space, keep))
+            if space.name in keeps:
+                for name in space.readers:
+                    pixels = len(self.inputs[name]) // len(each.keep)
+                    inputs[name] = (keep[:, None] * pixels + np.arange(pixels)).reshape(-1)
+                outputs |= dict.fromkeys((*space.writers, *space.passing), keep)
+        return replace(self, spaces=tuple(spaces), inputs=inputs, outputs=outputs)
 
     @property
     def keeps(self) -> dict[int, Order]:
@@ -100,8 +113,9 @@ class _Narrowing:
         self.dropped = tuple(_match_branch(widths, each.name) for each in plan.dropped)
         self._require_present(plan)
         keeps = {each.space.atom: each.keep for each in self.spaces}
+        weighted = {node.output[0] for node in model.graph.node if node.op_type in WRITING}
         for tie in spaces.ties:
-            if tie.slot == 1 and set(spaces.axes[tie.tensor].atoms) & keeps.keys():
+            if tie.slot == 1 and tie.node in weighted and set(spaces.axes[tie.tensor].atoms) & keeps.keys():
                 axis = spaces.axes[tie.tensor]
                 places = kept_places(spaces, tie.tensor, keeps)
                 side = self.inputs if is_read(tie) else self.outputs

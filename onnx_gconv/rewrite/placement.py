@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from onnx_gconv.model.channelwise import ELEMENTWISE, PER_CHANNEL, UNARY
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.model.spaces import ELEMENTWISE, PER_CHANNEL, UNARY, Spaces, consumers
+from onnx_gconv.model.spaces import Spaces, consumers
 from onnx_gconv.model.widths import kept_places
 from onnx_gconv.solve.grouping import Order, inverse
 
