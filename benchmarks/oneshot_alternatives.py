@@ -10,7 +10,7 @@ import onnx
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.surgery import Surgery
-from onnx_gconv.recover.fitting import FitOptions, fit_layers
+from onnx_gconv.recover.fitting import FitOptions, fit_sites
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.recover.store import ActivationStore
@@ -68,7 +68,7 @@ def prune_channels(
         replace(site, inputs=kept_of[site.name][None]) if site.name in kept_of else site
         for site in find_sites(Flow(masked), Constants(masked), {})
     ]
-    fitted = fit_layers(model, masked, sites, feeds, options=options, progress=lambda *_: None)
+    fitted = fit_sites(model, masked, sites, feeds, options=options, progress=lambda *_: None)
     return fitted.model, macs_with(network, pairs, counted)
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnx_gconv.errors import PlanError
@@ -87,6 +87,10 @@ class Plan:
     def changes(self) -> tuple[object, ...]:
         """What is done to the model: two plans with the same changes make the same model."""
         return self.layers, self.spaces, self.dropped
+
+    def keeping(self, keeps: Mapping[str, tuple[int, ...]]) -> "Plan":
+        """Return the plan with other channels kept, as many of each space, by its name."""
+        return replace(self, spaces=tuple(replace(space, keep=keeps.get(space.name, space.keep)) for space in self.spaces))
 
     def to_json(self) -> str:
         """Return the plan file's text: one layer a line, nothing in it that differs from run to run."""

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 
 from onnx_gconv.plans import Plan, PlannedLayer, Totals
-from onnx_gconv.recover.fitting import FitOptions, FittedModel, fit_layers, masked_sites
+from onnx_gconv.recover.fitting import FitOptions, FittedSites, fit_sites, masked_sites
 from onnx_gconv.recover.site import Site
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import match
@@ -48,11 +48,11 @@ def recover(
     *,
     sites: Sequence[Site] | None = None,
     options: FitOptions | None = None,
-) -> FittedModel:
+) -> FittedSites:
     """Return the model masked by the plan with its weights fitted."""
     masked = mask(dense, match(dense, plan))
     found = masked_sites(masked, match(masked, plan)) if sites is None else sites
-    return fit_layers(dense, masked, found, feeds, options=options or FitOptions(), progress=lambda *_: None)
+    return fit_sites(dense, masked, found, feeds, options=options or FitOptions(), progress=lambda *_: None)
 
 
 def outputs(model: onnx.ModelProto, feeds: Feeds, *names: str) -> list[np.ndarray]:

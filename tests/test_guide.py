@@ -42,10 +42,10 @@ def test_plans_are_judged_on_samples_that_they_are_not_fitted_to(samples: int, m
     fitted: set[int] = set()
     judged: set[int] = set()
 
-    def watched_reconstruct(dense: onnx.ModelProto, masked: onnx.ModelProto, sites: Any, feeds: Iterable[Feeds], **how: Any) -> Any:
+    def watched_reconstruct(dense: onnx.ModelProto, matched: Matched, feeds: Iterable[Feeds], **how: Any) -> Any:
         batches = list(feeds)
         fitted.update(int(number) for batch in batches for number in batch["image"][:, 0, 0, 0])
-        found: FittedModel = fit_layers(dense, masked, sites, batches, **how)
+        found: FittedModel = fit_layers(dense, matched, batches, **how)
         return found
 
     run = guide_module.run

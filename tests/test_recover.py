@@ -1,4 +1,4 @@
-"""FittedModel: what it must leave alone, what it must find, and that another least squares finds the same."""
+"""FittedSites: what it must leave alone, what it must find, and that another least squares finds the same."""
 
 import hashlib
 import os
@@ -15,10 +15,10 @@ from fitting import RESIDUAL_FEEDS, RESIDUAL_PLAN, Behind, Normal, distance, fit
 from numpy.typing import ArrayLike
 from tiny import from_text, get_tensor, residual_net, set_tensor
 
-from onnx_gconv.recover.fitting import FitOptions, fit_layers, masked_sites
+from onnx_gconv.recover.fitting import FitOptions, fit_sites, masked_sites
 from onnx_gconv.recover.site import Site
 from onnx_gconv.rewrite.mask import mask
-from onnx_gconv.rewrite.match import match
+from onnx_gconv.rewrite.match import Matched, match
 
 # Products of moments are float32, so that weights come out with some five digits; masking alone moves outputs by half.
 ROUNDING = 1e-4
@@ -321,6 +321,6 @@ def test_means_that_an_earlier_fit_has_moved_are_not_moved_again(relaxations: in
         set_tensor(moved, name, get_tensor(dense, name) + normal(8).astype(np.float32))
     before, wanted = (outputs(model, RESIDUAL_FEEDS[0])[0] for model in (moved, dense))
     assert distance(wanted, before) > 0.1
-    sites, options = masked_sites(moved, ()), FitOptions(relaxations=relaxations)
-    found = fit_layers(dense, moved, sites, RESIDUAL_FEEDS, options=options, progress=lambda *_: None).model
+    sites, options = masked_sites(moved, Matched()), FitOptions(relaxations=relaxations)
+    found = fit_sites(dense, moved, sites, RESIDUAL_FEEDS, options=options, progress=lambda *_: None).model
     assert distance(wanted, outputs(found, RESIDUAL_FEEDS[0])[0]) < ROUNDING

@@ -9,6 +9,7 @@ from tiny import conv_net, from_text, get_tensor
 
 from onnx_gconv.errors import DataError
 from onnx_gconv.recover.fitting import FitOptions, masked_sites
+from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.recover.normal import Sums, add_up
 from onnx_gconv.recover.sensitivity import sensitivities
 from onnx_gconv.solve.grouping import Grouping
@@ -127,7 +128,7 @@ def test_a_shared_weight_that_is_masked_in_two_ways_is_fitted_in_two_ways(normal
 def test_weights_that_are_shared_and_stay_so_are_left(normal: Normal) -> None:
     text = "m (float[N,4,6,6] x) => (float[N,4,6,6] y) { a = Conv (x, w, b) r = Relu (a) y = Conv (r, w, b) }"
     dense = from_text(text, w=normal(4, 4, 1, 1), b=normal(4))
-    assert masked_sites(dense, ()) == []
+    assert masked_sites(dense, Matched()) == []
     found = recover(dense, plan_of(), [{"x": IMAGES}])
     assert found.layers == ()
     assert found.model.SerializeToString() == dense.SerializeToString()

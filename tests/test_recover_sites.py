@@ -15,7 +15,7 @@ from tiny import from_text, residual_net
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import read
 from onnx_gconv.recover.activation import input_strengths
-from onnx_gconv.recover.fitting import FitOptions, fit_layers
+from onnx_gconv.recover.fitting import FitOptions, fit_sites
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import ActivationStore
@@ -240,7 +240,7 @@ class Executions:
 
 def refit(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> onnx.ModelProto:
     sites = find_sites(Flow(model), Constants(model), {})
-    return fit_layers(model, model, sites, feeds, options=FitOptions(), progress=lambda *_: None).model
+    return fit_sites(model, model, sites, feeds, options=FitOptions(), progress=lambda *_: None).model
 
 
 # Branches that meet in a Concat, an If that reads from outside, constants, a second input, a dead end and two outputs.

@@ -94,10 +94,11 @@ class _Work:
             planned = self._planned(job, samples)
         plan = planned.plan
         assert planned.search is not None, "an exploration searches, it follows no rule"
-        planned.save(self.folder / f"{name}.plan.json")
         matched = match(original.model, plan, shapes=original.network.shapes)
         with self.watch("recover"):
-            start, recovery = self._recovered(job, matched, samples)
+            start, matched, recovery = self._recovered(job, matched, samples)
+        plan = plan.keeping({each.space.name: tuple(each.keep.tolist()) for each in matched.spaces})
+        replace(planned, plan=plan).save(self.folder / f"{name}.plan.json")
         rewritten = self._written(job, start, matched, f"{name}.onnx")
         finetuned = None
         if tuning is not None and matched:
@@ -123,11 +124,14 @@ class _Work:
             guide = KnownCosts(guide, costs)
         return plan_guided(solved, self.goal.budget, guide)
 
-    def _recovered(self, job: Job, matched: Matched, samples: Calibration | None) -> tuple[onnx.ModelProto, Recovery | None]:
+    def _recovered(
+        self, job: Job, matched: Matched, samples: Calibration | None
+    ) -> tuple[onnx.ModelProto, Matched, Recovery | None]:
         """Return the masked model, fitted where there are samples; a model that nothing was dropped from needs no fit."""
         if samples is None or not matched:
-            return mask(job.original.model, matched), None
-        return recovered(job, matched, samples)
+            return mask(job.original.model, matched), matched, None
+        fitted, recovery = recovered(job, matched, samples, is_choosing=True)
+        return fitted.model, fitted.matched, recovery
 
     def _written(self, job: Job, masked: onnx.ModelProto, matched: Matched, file: str) -> Rewritten:
         """Group a masked model, verify it, and write it into the folder."""

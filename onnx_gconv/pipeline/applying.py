@@ -88,5 +88,7 @@ def apply(
             hint="if it was tuned, tune it again with the zeros of the masked model held; --allow-drop drops that weight",
         )
     job, samples = Job(original, settings, listener=listener), open_samples(original, settings)
-    weights, recovery = (original.model, None) if samples is None else recovered(job, matched, samples)
-    return rewrite(job, weights, matched, dropped=dropped, recovery=recovery)
+    if samples is None:
+        return rewrite(job, original.model, matched, dropped=dropped)
+    fitted, recovery = recovered(job, matched, samples)
+    return rewrite(job, fitted.model, matched, dropped=dropped, recovery=recovery)

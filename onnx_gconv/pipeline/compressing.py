@@ -46,10 +46,13 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
         judging = None if settings.eval is None else open_data(settings.eval, original.model, preprocessing=settings.preprocessing)
     job = _job(original, settings, samples, listener, watch)
     clocked = Chooser(job).first_in_time(guide_of(job, samples))
-    matched, weights, recovery = match(original.model, clocked.plan), original.model, None
+    matched = match(original.model, clocked.plan, shapes=original.network.shapes)
+    weights, recovery = original.model, None
     if samples is not None:
         with watch("recover"):
-            weights, recovery = recovered(job, matched, samples)
+            fitted, recovery = recovered(job, matched, samples, is_choosing=True)
+        weights, matched = fitted.model, fitted.matched
+        clocked = clocked.keeping(matched)
     with watch("rewrite_and_verify"):
         rewritten = rewrite(job, weights, matched, recovery=recovery)
         before, after = footprints(original, rewritten, clocked.plan)

@@ -11,7 +11,7 @@ from onnx_gconv.pipeline.planning import Planned, feasible_plans, plan_within, w
 from onnx_gconv.pipeline.trial import Guide
 from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.group import carry_out, placement_of
-from onnx_gconv.rewrite.match import match
+from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.runtime import random_feeds
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.timing import Latency, compare_latency
@@ -30,6 +30,11 @@ class Clocked:
     @property
     def plan(self) -> Plan:
         return self.planned.plan
+
+    def keeping(self, matched: Matched) -> "Clocked":
+        """Return the same with the channels kept that were chosen in the end: as many, so neither counts nor times change."""
+        plan = self.plan.keeping({each.space.name: tuple(each.keep.tolist()) for each in matched.spaces})
+        return replace(self, planned=replace(self.planned, plan=plan))
 
     @property
     def ratio(self) -> float:

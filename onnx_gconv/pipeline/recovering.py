@@ -1,13 +1,11 @@
 """Calibration samples, and the weights that are left fitted to what the dense model does on them."""
 
-import onnx
-
 from onnx_gconv.data.open import open_data
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.recover.calibration import Calibration, calibration
-from onnx_gconv.recover.fitting import FitOptions
+from onnx_gconv.recover.fitting import FitOptions, FittedModel
 from onnx_gconv.recover.guide import CalibratedGuide
 from onnx_gconv.recover.recovery import Recovery, recover
 from onnx_gconv.rewrite.match import Matched
@@ -28,13 +26,17 @@ def guide_of(job: Job, samples: Calibration | None) -> CalibratedGuide | None:
     if samples is None:
         return None
     seed, jobs, progress = job.settings.seed, job.settings.jobs, job.listener.phase("measuring")
-    return CalibratedGuide(job.original.model, samples, seed=seed, jobs=jobs, progress=progress)
+    shapes = job.original.network.shapes
+    return CalibratedGuide(job.original.model, samples, seed=seed, jobs=jobs, progress=progress, shapes=shapes)
 
 
-def recovered(job: Job, matched: Matched, samples: Calibration) -> tuple[onnx.ModelProto, Recovery]:
-    """Return the masked model with its weights fitted, and what that brought."""
-    listener, options = job.listener, FitOptions(seed=job.settings.seed, jobs=job.settings.jobs)
-    model, recovery = recover(job.original.model, matched, samples, options=options, progress=listener.phase("recovering"))
+def recovered(
+    job: Job, matched: Matched, samples: Calibration, *, is_choosing: bool = False
+) -> tuple[FittedModel, Recovery]:
+    """Return the masked model with its weights fitted, and what that brought; `is_choosing`: which channels stay may change."""
+    listener, settings = job.listener, job.settings
+    options = FitOptions(seed=settings.seed, jobs=settings.jobs, is_choosing=is_choosing)
+    fitted, recovery = recover(job.original.model, matched, samples, options=options, progress=listener.phase("recovering"))
     if _is_one_sample(samples):
         listener.warn("the first samples are identical: weights fitted to them will not suit other data")
     if recovery.samples < FEW_SAMPLES:
@@ -42,7 +44,7 @@ def recovered(job: Job, matched: Matched, samples: Calibration) -> tuple[onnx.Mo
             f"fitted to only {recovery.samples} samples: the weights may suit these and no others. The output error cannot "
             "tell; `evaluate` on other samples can"
         )
-    return model, recovery
+    return fitted, recovery
 
 
 def _is_one_sample(samples: Calibration) -> bool:

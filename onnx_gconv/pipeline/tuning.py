@@ -107,11 +107,11 @@ def _start(job: Job, matched: Matched, *, is_fitted_to_all: bool) -> onnx.ModelP
             f"{original.name} is masked already, so --calib cannot fit it to what the dense model does.",
             hint="give the dense model as MODEL, or leave out --calib",
         )
-    start, recovery = recovered(job, matched, samples)
+    fitted, recovery = recovered(job, matched, samples)
     if is_fitted_to_all:
         job.listener.warn("the starting weights were fitted to the held-back samples, too: their validation figures look too good")
     job.listener.note(f"recovered on {recovery.samples} samples: output error {recovery.output_error_after:.3f}")
-    return start
+    return fitted.model
 
 
 def _teacher(original: Original, matched: Matched, given: ModelLike | None) -> onnx.ModelProto:

@@ -50,9 +50,9 @@ class Fit:
     def before(self) -> Coefficients:
         """The present weights; the constant is what the fit may change, so a bias that is not its own counts as none."""
         picked = self._rows[self.site.outputs[:, :, None], self._columns[:, None, :]]
-        weight = picked.reshape(*self.site.outputs.shape, -1).transpose(0, 2, 1)
+        weight = picked.reshape(*self.site.outputs.shape, self.unknowns).transpose(0, 2, 1)
         own = self.bias is not None and self.site.bias
-        constant = self.bias.astype(np.float64) if self.bias is not None and own else np.zeros(self.site.outputs.size)
+        constant = self.bias.astype(np.float64) if self.bias is not None and own else np.zeros(self.site.channels)
         return Coefficients(weight, constant[self.site.outputs])
 
     def goal(self, dense: Array, shortcut: Array | None, shape: Sequence[int]) -> Floats:
@@ -69,7 +69,7 @@ class Fit:
         wanted = wanted.mean(axis=tuple(range(wanted.ndim - len(shape))))
         smaller = tuple(axis for axis, size in enumerate(shape) if size < wanted.shape[axis])
         wanted = wanted.mean(axis=smaller, keepdims=True) if smaller else wanted
-        scale, offset = (value.astype(np.float32).reshape(channels) for value in self._tail)
+        scale, offset = (value.astype(np.float32).reshape(channels) for value in self.tail)
         return np.asarray((wanted - offset) / scale)
 
     def rows(self, images: Array, dense: Array, shortcut: Array | None, *, most: int, rng: np.random.Generator) -> Rows:
@@ -80,9 +80,11 @@ class Fit:
                 f"on the calibration samples, what goes into layer {site.label!r} or comes out of it is not finite.",
                 hint="look for NaN and very large numbers in the data; a model in float16 may overflow",
             )
+        if len(site.inputs) == 1 and site.inputs.size < images.shape[1]:
+            images = images[:, site.inputs[0]]  # what is not read need not be unfolded
         views = images if site.is_gemm else patches(images, window_of(site.node, self.kernel, images.shape[2:]))
         places = views.shape[: 1 if site.is_gemm else images.ndim - 1]
-        shape = (places[0], site.outputs.size, *places[1:])
+        shape = (places[0], site.channels, *places[1:])
         chosen = choose(places, most, rng)
 
         def outputs(values: Array) -> Floats:
@@ -92,8 +94,12 @@ class Fit:
             return np.asarray(rows.T[site.outputs].transpose(0, 2, 1))
 
         seen = views if chosen is None else views[chosen]
-        u = np.ascontiguousarray(seen, dtype=np.float32).reshape(-1, images.shape[1], math.prod(self.kernel))
-        blocks = u.transpose(1, 0, 2)[site.inputs].transpose(0, 2, 1, 3).reshape(len(site.inputs), len(u), -1)
+        count = math.prod(places) if chosen is None else len(chosen[0])
+        u = np.ascontiguousarray(seen, dtype=np.float32).reshape(count, images.shape[1], math.prod(self.kernel))
+        if len(site.inputs) == 1:
+            blocks = u.reshape(1, len(u), self.unknowns)
+        else:
+            blocks = u.transpose(1, 0, 2)[site.inputs].transpose(0, 2, 1, 3).reshape(len(site.inputs), len(u), self.unknowns)
         added = None
         if shortcut is not None and site.clamp is not None and dense.shape == shape:
             added = outputs(np.broadcast_to(shortcut, shape))
@@ -105,28 +111,36 @@ class Fit:
         Where the dense model is below what a Relu lets pass, any value below is as good. Fitting to the relaxed targets is the
         least-squares step of a majorisation: what never grows is the error where the target passes plus what wrongly passes.
         """
+        return replace(rows, t=self.relaxed_targets(rows.t, rows.added, predict(rows, at)))
+
+    def relaxed_targets(self, t: Floats, added: Floats | None, present: Floats) -> Floats:
+        """Return the targets, moved to what is found at present wherever the activation behind makes no difference."""
         assert self.site.clamp is not None
-        if self.site.shortcut and rows.added is None:
-            return rows  # it is added to something larger, where the activation sees more than one value of each
+        if self.site.shortcut and added is None:
+            return t  # it is added to something larger, where the activation sees more than one value of each
         low, high = self.site.clamp
-        scale, offset = (value.astype(np.float32)[self.site.outputs][:, None, :] for value in self._tail)
-        base = offset if rows.added is None else offset + rows.added
-        wanted, found = scale * rows.t + base, scale * predict(rows, at) + base
+        scale, offset = (value.astype(np.float32)[self.site.outputs][:, None, :] for value in self.tail)
+        base = offset if added is None else offset + added
+        wanted, found = scale * t + base, scale * present + base
         if high != np.inf:  # a Relu has none
             wanted = np.where(wanted >= high, np.maximum(found, high), wanted)
         wanted = np.where(wanted <= low, np.minimum(found, low), wanted)
-        return replace(rows, t=((wanted - base) / scale).astype(np.float32))
+        return np.asarray((wanted - base) / scale, dtype=np.float32)
 
     def tensors(self, fitted: Coefficients) -> dict[str, Array]:
         """Return the tensors that hold these coefficients; without a bias, the mean behind the Conv takes the constant."""
         site = self.site
         rows = np.zeros_like(self._rows)
-        values = fitted.weight.transpose(0, 2, 1).reshape(*site.outputs.shape, site.inputs.shape[1], -1)
+        kernel = math.prod(self.kernel)
+        values = fitted.weight.transpose(0, 2, 1).reshape(*site.outputs.shape, site.inputs.shape[1], kernel)
         rows[site.outputs[:, :, None], self._columns[:, None, :]] = values
         shape = self.weight.shape[::-1] if self._is_transposed else self.weight.shape
         weight = rows.reshape(shape)
         result = {site.weight: _cast(weight.T if self._is_transposed else weight, self.weight)}
-        constant = np.empty(site.outputs.size)
+        # Outputs that are gone keep their constants; nobody reads them.
+        constant = np.zeros(site.channels)
+        if site.bias and self.bias is not None:
+            constant += self.bias.astype(np.float64)
         constant[site.outputs] = fitted.intercept
         if site.bias:
             result[site.bias] = _cast(constant, self.weight)
@@ -157,22 +171,22 @@ class Fit:
     def _foreign_bias(self) -> Doubles:
         """A bias that is not its own is added whatever is fitted."""
         if self.bias is None or self.site.bias:
-            return np.zeros(self.site.outputs.size)
-        return np.broadcast_to(self.bias.astype(np.float64).reshape(-1), self.site.outputs.size)
+            return np.zeros(self.site.channels)
+        return np.broadcast_to(self.bias.astype(np.float64).reshape(-1), self.site.channels)
 
     @property
     def _mean_shift(self) -> Doubles:
         """How much more than in the dense model the normalization behind it takes off."""
         if self.mean is None or self.dense_mean is None:
-            return np.zeros(self.site.outputs.size)
+            return np.zeros(self.site.channels)
         return self.mean.astype(np.float64) - self.dense_mean.astype(np.float64)
 
     @property
-    def _tail(self) -> tuple[Doubles, Doubles]:
+    def tail(self) -> tuple[Doubles, Doubles]:
         """What happens to each output on the way to the sum or the activation: scale * x + offset."""
         after = self.site.after
         if after is None:
-            return np.ones(self.site.outputs.size), self._foreign_bias
+            return np.ones(self.site.channels), self._foreign_bias
         return after.scale, after.offset + after.scale * self._foreign_bias
 
     @property

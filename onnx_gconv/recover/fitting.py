@@ -1,8 +1,8 @@
 """All layers fitted, in closed form: walk through the dense and the compressed model once, and fit each Conv on the way."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ from onnx_gconv.errors import DataError
 from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
+from onnx_gconv.recover.elimination import Reader, eliminate
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.normal import (
@@ -20,6 +21,7 @@ from onnx_gconv.recover.normal import (
     Rows,
     Sums,
     add_up,
+    damped_gram,
     damping_between,
     residual,
     retarget,
@@ -28,12 +30,15 @@ from onnx_gconv.recover.normal import (
     target_sums,
     variance,
 )
+from onnx_gconv.recover.pair import Half, Seen, find_pairs, fit_pair, samples_at_once
 from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import MEMORY_BYTES, ActivationStore
-from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
+from onnx_gconv.recover.walk import Arrays, Stop, Walk, put_inputs
 from onnx_gconv.recover.work import SharedRows, Work
-from onnx_gconv.rewrite.match import Matched
+from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import Matched, MatchedSpace
 from onnx_gconv.runtime import Feeds
+from onnx_gconv.solve.grouping import Order
 
 DAMPING = 1e-3
 # Positions that a fit looks at, for each weight of an output and at least: neighbouring patches tell much the same.
@@ -51,6 +56,8 @@ class FitOptions:
     positions_a_weight: int = POSITIONS_A_WEIGHT
     least_positions: int = LEAST_POSITIONS
     relaxations: int = RELAXATIONS
+    has_pairs: bool = True  # whether two Convs in a row are fitted together as well
+    is_choosing: bool = False  # whether the channels that stay are chosen anew, as many as the plan says
     seed: int = 0
     jobs: int = 1
     memory_share: float = 1.0  # of what may be held, where several are made at once
@@ -68,13 +75,41 @@ class LayerError:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """The masked model with fitted weights, and what each fit brought."""
+    """The masked model with fitted weights, what it is masked by in the end, and what each fit brought."""
 
     model: onnx.ModelProto
+    matched: Matched
     layers: tuple[LayerError, ...]
 
 
 def fit_layers(
+    dense: onnx.ModelProto, matched: Matched, feeds: Iterable[Feeds], *, options: FitOptions, progress: OnProgress
+) -> FittedModel:
+    """Return the model masked, with its weights and biases fitted to the dense model."""
+    chosen = _open_spaces(dense, matched) if options.is_choosing else {}
+    everything = {each.space.name: np.arange(each.space.channels) for each in chosen.values()}
+    open_matched = matched.rechosen(everything)
+    masked = mask(dense, open_matched)
+    sites = masked_sites(masked, open_matched)
+    fitted = fit_sites(dense, masked, sites, feeds, chosen=chosen, options=options, progress=progress)
+    return FittedModel(fitted.model, matched.rechosen(fitted.keeps), fitted.layers)
+
+
+def masked_sites(masked: onnx.ModelProto, matched: Matched) -> list[Site]:
+    """Return all that can be fitted in a masked model; also what the plan leaves dense."""
+    return find_sites(Flow(masked), Constants(masked), matched)
+
+
+@dataclass(frozen=True)
+class FittedSites:
+    """A model with some sites fitted, the channels that were chosen on the way, by space, and what each fit brought."""
+
+    model: onnx.ModelProto
+    keeps: Mapping[str, Order]
+    layers: tuple[LayerError, ...]
+
+
+def fit_sites(
     dense: onnx.ModelProto,
     masked: onnx.ModelProto,
     sites: Sequence[Site],
@@ -82,15 +117,14 @@ def fit_layers(
     *,
     options: FitOptions,
     progress: OnProgress,
-) -> FittedModel:
-    """Return the masked model with the weights and biases of these sites fitted to the dense model, in graph order.
+    chosen: Mapping[str, MatchedSpace] | None = None,
+) -> FittedSites:
+    """Return the masked model with these sites fitted to the dense one, in graph order; `chosen` by the reader that chooses.
 
     Targets come from the dense model, inputs from the compressed one as fitted so far; no node of either is run twice.
     """
     flows = Flow(dense), Flow(masked)
-    constants, dense_constants = Constants(masked), Constants(dense)
-    fitted: dict[str, np.ndarray] = {}
-    errors = []
+    pairs = find_pairs(flows[1], sites) if options.has_pairs else {}
     stored = int(options.memory_share * MEMORY_BYTES)
     with (
         ActivationStore(stored) as dense_store,
@@ -98,28 +132,125 @@ def fit_layers(
         ThreadPoolExecutor(options.jobs) as pool,
     ):
         work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)), options.memory_share)
+        reads = [site_reads(site) | ({pairs[site.name].source} if site.name in pairs else set()) for site in sites]
         ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
-        behind = Walk(flows[1], compressed_store, later=[site_reads(site) for site in sites])
+        behind = Walk(flows[1], compressed_store, later=reads)
+        fitter = _Fitter(options, work, ahead, behind, Constants(masked), Constants(dense), chosen or {}, pairs)
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
-            fit = Fit.of(site, constants, dense_constants)
-            new, error = _fitted(fit, shared_rows(fit, ahead, behind, work, options), options)
-            errors.append(error)
+            fitter.fit(site)
             ahead.tidy()
             behind.tidy()
-            tensors = fit.tensors(new)
-            behind.constants.update(tensors)
-            fitted |= tensors
     progress(len(sites), len(sites), "done")
     surgery = Surgery(masked)
-    for name, value in fitted.items():
+    for name, value in fitter.tensors.items():
         surgery.constant(name, value)
-    return FittedModel(surgery.finish(), tuple(errors))
+    return FittedSites(surgery.finish(), fitter.keeps, tuple(fitter.errors))
 
 
-def masked_sites(masked: onnx.ModelProto, matched: Matched) -> list[Site]:
-    """Return all that can be fitted in a masked model; also what the plan leaves dense."""
-    return find_sites(Flow(masked), Constants(masked), {each.layer.name: each for each in matched})
+def _open_spaces(dense: onnx.ModelProto, matched: Matched) -> dict[str, MatchedSpace]:
+    """Return the narrowed spaces whose channels can be chosen when their one reader is fitted, by that reader."""
+    fitted = {site.name for site in find_sites(Flow(dense), Constants(dense), matched)}
+    fixed = {each.layer.name for each in matched.layers}
+    return {
+        each.space.readers[0]: each
+        for each in matched.spaces
+        if each.space.is_alone
+        and len(each.space.readers) == 1
+        and each.space.readers[0] in fitted
+        and not fixed & {*each.space.readers, *each.space.writers}
+    }
+
+
+@dataclass(eq=False)
+class _Fitter:
+    """What one walk has found so far."""
+
+    options: FitOptions
+    work: Work
+    ahead: Walk
+    behind: Walk
+    constants: Constants
+    dense_constants: Constants
+    chosen: Mapping[str, MatchedSpace]  # by the reader that chooses
+    pairs: Mapping[str, Site]  # the first of two, by the second
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    keeps: dict[str, Order] = field(default_factory=dict)
+    errors: list[LayerError] = field(default_factory=list)
+    _leading: dict[str, Half] = field(default_factory=dict)  # the first of pairs whose second is still to come
+
+    def fit(self, site: Site) -> None:
+        """Fit one site, and let the walk go on with its weights."""
+        fit = Fit.of(site, self.constants, self.dense_constants)
+        targets, inputs = self.ahead.next_stop(), self.behind.next_stop()
+        rows = site_rows(fit, targets, inputs, self.behind.stops, self.work, self.options)
+        halves = half_moments(fit, rows)
+        damping = chosen_damping(fit, halves, self.options)
+        total = add_up(halves)
+        if site.name in self.chosen:
+            fit, columns = self._choose(fit, total, damping)
+            total, rows = total.of_inputs(columns), rows.of_inputs(columns)
+        new = solve(total, fit.before, damping=damping, has_intercept=site.has_intercept)
+        self.errors.append(_error(site, total, fit, new))
+        if site.name in self.pairs:
+            new = self._fit_pair(Half(fit, new, total), targets, inputs)
+        elif site.clamp is not None:
+            for _ in range(self.options.relaxations):
+                relaxed = rows.map(partial(_relaxed_sums, fit, new))
+                new = solve(retarget(total, relaxed), fit.before, damping=damping, has_intercept=site.has_intercept)
+        if any(site is first for first in self.pairs.values()):
+            self._leading[site.name] = Half(fit, new, total)
+        self._keep(fit.tensors(new))
+
+    def _choose(self, fit: Fit, total: Sums, damping: float) -> tuple[Fit, Order]:
+        """Return the fit of the channels that stay, as many as the plan says, and their columns."""
+        each, site = self.chosen[fit.site.name], fit.site
+        best = solve(total, fit.before, damping=damping, has_intercept=site.has_intercept)
+        rows = np.arange(fit.unknowns).reshape(each.space.channels, -1)
+        scale = fit.tail[0][site.outputs[0]]
+        reader = Reader(damped_gram(total, damping, has_intercept=site.has_intercept)[0], best.weight[0] * scale, rows)
+        keep = eliminate([reader], least=len(each.keep)).keep(len(each.keep))
+        self.keeps[each.space.name] = keep
+        inputs = site.inputs.reshape(each.space.channels, -1)[keep].reshape(1, -1)
+        return replace(fit, site=replace(site, inputs=inputs)), rows[keep].reshape(-1)
+
+    def _fit_pair(self, second: Half, targets: Stop, inputs: Stop) -> Coefficients:
+        """Fit a site together with the one before it, whose weights change once more."""
+        site = second.fit.site
+        first = self._leading.pop(self.pairs[site.name].name).of_outputs(site.inputs)
+        source = first.fit.site.source
+
+        def seen(batch: int) -> Seen:
+            arrays = inputs(batch)
+            return Seen(arrays[source], targets(batch)[site.target], arrays.get(site.shortcut))
+
+        batches = [batch for share in self.work.shares for batch in share]
+        one = seen(batches[0])
+        at_once = max(1, int(self.work.memory_share * samples_at_once(first.fit, second.fit, one)) // len(one.images))
+        parts = _in_parts(batches[:at_once], self.options.jobs)
+        at_first, new = fit_pair(first, second, [_join([seen(batch) for batch in part]) for part in parts], self.work.pool)
+        self._keep(first.fit.tensors(at_first))
+        again = self.behind.again(site.source, given=source)
+        list(self.work.pool.map(again, batches))
+        return new
+
+    def _keep(self, tensors: Mapping[str, np.ndarray]) -> None:
+        self.behind.constants.update(tensors)
+        self.tensors |= tensors
+
+
+def _in_parts(batches: list[int], jobs: int) -> list[list[int]]:
+    """Return the batches in as many parts as threads, or twice as many where there are enough."""
+    count = min(len(batches), 2 * jobs)
+    return [batches[start::count] for start in range(count)]
+
+
+def _join(seen: list[Seen]) -> Seen:
+    if len(seen) == 1:
+        return seen[0]
+    shortcuts = [each.shortcut for each in seen if each.shortcut is not None]
+    images, dense = (np.concatenate([getattr(each, name) for each in seen]) for name in ("images", "dense"))
+    return Seen(images, dense, np.concatenate(shortcuts) if shortcuts else None)
 
 
 def site_reads(site: Site) -> set[str]:
@@ -129,13 +260,18 @@ def site_reads(site: Site) -> set[str]:
 
 def shared_rows(fit: Fit, ahead: Walk, behind: Walk, work: Work, options: FitOptions) -> SharedRows:
     """Return a site's inputs in the compressed model and its targets from the dense one; both walks go on to it."""
-    site = fit.site
     targets, inputs = ahead.next_stop(), behind.next_stop()
+    return site_rows(fit, targets, inputs, behind.stops, work, options)
+
+
+def site_rows(fit: Fit, targets: Stop, inputs: Stop, stop: int, work: Work, options: FitOptions) -> SharedRows:
+    """Return a site's rows at a stop of both walks, which has a number: it draws the positions."""
+    site = fit.site
     most = work.positions(max(options.least_positions, options.positions_a_weight * fit.unknowns))
 
     def rows(batch: int) -> Rows:
         compressed: Arrays = inputs(batch)
-        rng = np.random.default_rng([options.seed, behind.stops, batch])
+        rng = np.random.default_rng([options.seed, stop, batch])
         dense = targets(batch)[site.target]
         return fit.rows(compressed[site.source], dense, compressed.get(site.shortcut), most=most, rng=rng)
 
@@ -167,24 +303,6 @@ def chosen_damping(fit: Fit, halves: tuple[Sums, ...], options: FitOptions) -> f
     if len(halves) < 2 or not options.is_validated:
         return options.damping
     return damping_between((halves[0], halves[1]), fit.before, least=options.damping, has_intercept=fit.site.has_intercept)
-
-
-def _fitted(fit: Fit, rows: SharedRows, options: FitOptions) -> tuple[Coefficients, LayerError]:
-    """Return the best weights; where an activation follows, those that are best behind it."""
-    halves = half_moments(fit, rows)
-    damping = chosen_damping(fit, halves, options)
-
-    def solved(total: Sums) -> Coefficients:
-        return solve(total, fit.before, damping=damping, has_intercept=fit.site.has_intercept)
-
-    total = add_up(halves)
-    new = solved(total)
-    error = _error(fit.site, total, fit, new)
-    if fit.site.clamp is not None:
-        for _ in range(options.relaxations):
-            relaxed = rows.map(partial(_relaxed_sums, fit, new))
-            new = solved(retarget(total, relaxed))
-    return new, error
 
 
 def _relaxed_sums(fit: Fit, at: Coefficients, rows: Rows) -> tuple[Doubles, Doubles, Doubles]:

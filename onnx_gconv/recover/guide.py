@@ -12,15 +12,15 @@ import onnx
 from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import find_convs
+from onnx_gconv.model.shapes import Shape
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.divergence import divergence
-from onnx_gconv.recover.fitting import FitOptions, fit_layers, masked_sites
+from onnx_gconv.recover.fitting import FitOptions, fit_layers
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.sensitivity import Key, sensitivities
 from onnx_gconv.recover.site import find_sites
-from onnx_gconv.rewrite.mask import mask
-from onnx_gconv.rewrite.match import match
+from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.runtime import Feeds, Output, run, session
 from onnx_gconv.solve.grouping import Grouping
 
@@ -38,13 +38,25 @@ TRIAL_RELAXATIONS = 0
 class CalibratedGuide:
     """Answers from measurements on the calibration samples."""
 
-    def __init__(self, model: onnx.ModelProto, calibration: Calibration, *, seed: int, jobs: int, progress: OnProgress) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        calibration: Calibration,
+        *,
+        seed: int,
+        jobs: int,
+        progress: OnProgress,
+        shapes: Mapping[str, Shape] | None = None,
+    ) -> None:
         self._model = model
+        self._shapes = shapes
         self._calibration = calibration
         self._options = FitOptions(
             positions_a_weight=TRIAL_POSITIONS_A_WEIGHT,
             least_positions=TRIAL_LEAST_POSITIONS,
             relaxations=TRIAL_RELAXATIONS,
+            has_pairs=False,
+            is_choosing=True,
             seed=seed,
             jobs=jobs,
         )
@@ -73,7 +85,7 @@ class CalibratedGuide:
     def following(self, names: Collection[str]) -> dict[str, float]:
         """Return which share of what can be fitted comes after each layer, and so corrects some of its error."""
         flow = Flow(self._model)
-        sites = find_sites(flow, Constants(self._model), {})
+        sites = find_sites(flow, Constants(self._model), Matched())
         counts = flow.counts_after([site.name for site in sites])
         return {name: counts.get(name, 0) / max(1, len(sites)) for name in names}
 
@@ -98,11 +110,10 @@ class CalibratedGuide:
 
     def _recovered(self, plan: Plan, options: FitOptions, *, is_told: bool = True) -> onnx.ModelProto:
         """Return the plan carried out, quickly. Of several at once, one tells how far it is."""
-        matched = match(self._model, plan)
-        masked = mask(self._model, matched)
-        sites, feeds = masked_sites(masked, matched), self._calibration.feeds(self._fitted_samples)
+        matched = match(self._model, plan, shapes=self._shapes)
+        feeds = self._calibration.feeds(self._fitted_samples)
         progress = self._progress if is_told else lambda *_: None
-        return fit_layers(self._model, masked, sites, feeds, options=options, progress=progress).model
+        return fit_layers(self._model, matched, feeds, options=options, progress=progress).model
 
     @cached_property
     def _expected(self) -> list[dict[str, Output]]:

@@ -36,6 +36,13 @@ class Centre:
     rest: Doubles
 
 
+def of_inputs(rows: Rows, columns: NDArray[np.int64]) -> Rows:
+    """Return the rows with some of the inputs only."""
+    centre = rows.centre
+    fewer = None if centre is None else Centre(centre.value[:, columns], centre.rest[:, columns])
+    return replace(rows, u=rows.u[:, :, columns], centre=fewer)
+
+
 def centred(rows: Rows) -> Rows:
     """Return the rows with their inputs about their mean, in place: once, for they are looked at several times."""
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found in the sum of all
@@ -72,6 +79,12 @@ class Sums:
             for name in ("u", "t", "uu", "ut", "tt"):
                 getattr(self, name).__iadd__(getattr(other, name))
         return self
+
+
+    def of_inputs(self, columns: NDArray[np.int64]) -> "Sums":
+        """Return the moments of some of the inputs; there must be one block."""
+        square = np.ix_([0], columns, columns)
+        return Sums(self.count, self.u[:, columns], self.t, self.uu[square], self.ut[:, columns], self.tt)
 
 
 def add_up(parts: Iterable[Sums]) -> Sums:
@@ -166,16 +179,30 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
     gram, cross = _centred(total) if has_intercept else (total.uu, total.ut)
     size = gram.shape[1]
     weight = np.empty_like(prior.weight)
-    for block in range(len(gram)):
-        # Inputs that do not vary leave nothing but rounding in the Gram matrix, which must not decide anything.
-        spread = max(damping * float(np.trace(gram[block])), ROUNDING * float(np.trace(total.uu[block])))
-        ridge = spread / size or 1.0  # nothing ever came in: all stays as it was
+    for block in range(len(gram) if size else 0):  # a dropped branch reads nothing: it has its constant only
+        ridge = _ridge(gram[block], total.uu[block], damping)
         matrix = gram[block] + ridge * np.eye(size)
         weight[block] = scipy.linalg.solve(matrix, cross[block] + ridge * prior.weight[block], assume_a="pos")
     if not has_intercept:
         return Coefficients(weight, prior.intercept)
     means = total.u / total.count, total.t / total.count
     return Coefficients(weight, means[1] - np.einsum("bi,bio->bo", means[0], weight))
+
+
+def damped_gram(total: Sums, damping: float, *, has_intercept: bool) -> Doubles:
+    """Return the second moments that `solve` solves with, of one position on average."""
+    gram = _centred(total)[0] if has_intercept else total.uu
+    ridges = [_ridge(each, raw, damping) for each, raw in zip(gram, total.uu, strict=True)]
+    return np.asarray((gram + np.array(ridges)[:, None, None] * np.eye(gram.shape[1])) / total.count)
+
+
+def _ridge(gram: Doubles, raw: Doubles, damping: float) -> float:
+    """Return what is added to the diagonal of a block.
+
+    Inputs that do not vary leave nothing but rounding in the Gram matrix, which must not decide anything.
+    """
+    spread = max(damping * float(np.trace(gram)), ROUNDING * float(np.trace(raw)))
+    return spread / max(1, len(gram)) or 1.0  # nothing ever came in: all stays as it was
 
 
 def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, least: float, has_intercept: bool) -> float:

@@ -8,7 +8,7 @@ import onnx
 from onnx_gconv.evaluation import evaluate
 from onnx_gconv.listener import OnProgress
 from onnx_gconv.recover.calibration import Calibration
-from onnx_gconv.recover.fitting import FitOptions, LayerError, fit_layers, masked_sites
+from onnx_gconv.recover.fitting import FitOptions, FittedModel, LayerError, fit_layers
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.runtime import Feeds
@@ -40,9 +40,8 @@ class Recovery:
 
 def recover(
     model: onnx.ModelProto, matched: Matched, calibration: Calibration, *, options: FitOptions, progress: OnProgress
-) -> tuple[onnx.ModelProto, Recovery]:
+) -> tuple[FittedModel, Recovery]:
     """Return the masked model with weights fitted to the dense one's behaviour on the calibration samples."""
-    masked = mask(model, matched)
     samples = 0
 
     def counted() -> Iterator[Feeds]:
@@ -51,8 +50,9 @@ def recover(
             samples += len(next(iter(feeds.values())))
             yield feeds
 
-    fitted = fit_layers(model, masked, masked_sites(masked, matched), counted(), options=options, progress=progress)
+    fitted = fit_layers(model, matched, counted(), options=options, progress=progress)
     limit = min(COMPARED, calibration.samples)
+    masked = mask(model, fitted.matched)
     found = [evaluate(candidate, calibration.data, reference=model, limit=limit) for candidate in (masked, fitted.model)]
     before, after = (max((gap.relative_l2 for gap in each.outputs.values()), default=float("nan")) for each in found)
-    return fitted.model, Recovery(samples, before, after, fitted.layers)
+    return fitted, Recovery(samples, before, after, fitted.layers)

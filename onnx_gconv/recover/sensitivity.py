@@ -20,6 +20,7 @@ from onnx_gconv.recover.site import find_sites
 from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Walk, put_inputs
 from onnx_gconv.recover.work import Work
+from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.runtime import Feeds, run, session
 from onnx_gconv.solve.grouping import Grouping
 
@@ -46,7 +47,7 @@ def sensitivities(
     constants, dense_constants = Constants(model), Constants(dense)
     names = {name for name, _ in groupings}
     # Without a plan: every layer sees all its inputs, so that their moments serve any grouping.
-    sites = [site for site in find_sites(flows[1], constants, {}) if site.name in names]
+    sites = [site for site in find_sites(flows[1], constants, Matched()) if site.name in names]
     found: dict[Key, float] = {}
     with ActivationStore() as dense_store, ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
         work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, store)))

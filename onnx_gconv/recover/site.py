@@ -1,7 +1,6 @@
 """Where weights are fitted: every Conv and Gemm with a weight of its own, what it should give, and who takes its bias."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from onnx_gconv.model.attributes import clip_range, floating, integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.network import FLOATS
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.rewrite.match import MatchedLayer
+from onnx_gconv.rewrite.match import Matched, MatchedLayer
 
 Channels = NDArray[np.int64]
 PER_CHANNEL_EPSILON = 1e-12  # a channel that a normalization scales by less than this share of the largest is switched off
@@ -42,7 +41,8 @@ class Site:
     node: onnx.NodeProto
     weight: str
     bias: str  # the tensor, "" if it has none of its own
-    outputs: Channels  # (blocks, outputs of each)
+    channels: int  # how many outputs it has in all
+    outputs: Channels  # (blocks, outputs of each), those that are left
     inputs: Channels  # (blocks, the inputs that those see)
     target: str
     shortcut: str = ""
@@ -67,15 +67,21 @@ class Site:
         return bool(self.bias or (self.after is not None and self.after.mean))
 
 
-def find_sites(flow: Flow, constants: Constants, planned: Mapping[str, MatchedLayer]) -> list[Site]:
-    """Return what can be fitted in a model that has these layers masked, in graph order."""
-    sites = [_site(place, flow, constants, planned) for place in range(len(flow.nodes))]
+def find_sites(flow: Flow, constants: Constants, matched: Matched) -> list[Site]:
+    """Return what can be fitted in a model that is masked so, in graph order."""
+    gone = {name for branch in matched.dropped for name in branch.nodes} - {branch.name for branch in matched.dropped}
+    layers = {each.layer.name: each for each in matched.layers}
+    sites = [
+        _site(place, flow, constants, layers.get(node.output[0]), matched)
+        for place, node in enumerate(flow.nodes)
+        if node.op_type in ("Conv", "Gemm") and node.output[0] not in gone
+    ]
     return [site for site in sites if site is not None]
 
 
-def _site(place: int, flow: Flow, constants: Constants, planned: Mapping[str, MatchedLayer]) -> Site | None:
+def _site(place: int, flow: Flow, constants: Constants, planned: MatchedLayer | None, matched: Matched) -> Site | None:
     node = flow.nodes[place]
-    if node.op_type not in ("Conv", "Gemm") or node.domain not in STANDARD_DOMAINS or not flow.is_moving(node.input[0]):
+    if node.domain not in STANDARD_DOMAINS or not flow.is_moving(node.input[0]):
         return None
     name, weight = node.output[0], constants.origin(node.input[1])
     if not _is_own(weight, name, 1, constants) or (node.op_type == "Gemm" and not _is_plain(node)):
@@ -83,13 +89,14 @@ def _site(place: int, flow: Flow, constants: Constants, planned: Mapping[str, Ma
     value = constants.value(weight)
     if value.dtype.name not in FLOATS:
         return None
-    outputs, inputs = _blocks(node, value.shape, planned.get(name))
+    channels = value.shape[0] if node.op_type == "Conv" or integer(node, "transB", 0) else value.shape[1]
+    outputs, inputs = _blocks(node, value.shape, planned, matched)
     bias = constants.origin(node.input[2]) if len(node.input) > 2 and node.input[2] else ""
-    if bias and not (constants.is_constant(bias) and _is_one_row(constants.value(bias).shape, outputs.size)):
+    if bias and not (constants.is_constant(bias) and _is_one_row(constants.value(bias).shape, channels)):
         return None
-    own_bias = bias if bias and _is_own(bias, name, 2, constants) and constants.value(bias).shape == (outputs.size,) else ""
+    own_bias = bias if bias and _is_own(bias, name, 2, constants) and constants.value(bias).shape == (channels,) else ""
     after = _normalization(name, flow, constants)
-    site = _closing(Site(name, node, weight, own_bias, outputs, inputs, target=name, after=after), place, flow)
+    site = _closing(Site(name, node, weight, own_bias, channels, outputs, inputs, target=name, after=after), place, flow)
     end = site.target if site.shortcut or after is None else after.output
     return replace(site, clamp=_clamp(end, flow, constants))
 
@@ -108,14 +115,18 @@ def _is_plain(gemm: onnx.NodeProto) -> bool:
     return not integer(gemm, "transA", 0) and floating(gemm, "alpha", 1.0) == 1.0 and floating(gemm, "beta", 1.0) == 1.0
 
 
-def _blocks(node: onnx.NodeProto, shape: tuple[int, ...], planned: MatchedLayer | None) -> tuple[Channels, Channels]:
+def _blocks(
+    node: onnx.NodeProto, shape: tuple[int, ...], planned: MatchedLayer | None, matched: Matched
+) -> tuple[Channels, Channels]:
     if planned is not None:
         return planned.out_order.reshape(planned.groups, -1), planned.in_order.reshape(planned.groups, -1)
-    if node.op_type == "Gemm":
-        rows, columns = shape if integer(node, "transB", 0) else shape[::-1]
-        return np.arange(rows)[None], np.arange(columns)[None]
-    groups = integer(node, "group", 1)
-    return np.arange(shape[0]).reshape(groups, -1), np.arange(shape[1] * groups).reshape(groups, -1)
+    name, groups = node.output[0], integer(node, "group", 1)
+    rows, columns = (shape[1], shape[0]) if node.op_type == "Gemm" and not integer(node, "transB", 0) else shape[:2]
+    outputs = matched.outputs.get(name, np.arange(rows))
+    if groups > 1 and name in matched.outputs:  # depthwise: one block for each channel that is left
+        return outputs[:, None], outputs[:, None]
+    inputs = matched.inputs.get(name, np.arange(columns * groups))
+    return outputs.reshape(groups, -1), inputs.reshape(groups, -1)
 
 
 def _only_reader(tensor: str, flow: Flow) -> onnx.NodeProto | None:

@@ -57,6 +57,15 @@ class ActivationStore:
             ) from error
         self._held[name, batch] = path
 
+    def replace(self, name: str, batch: int, value: NDArray[np.generic]) -> None:
+        """Keep another array of the same size in the place of one."""
+        with self._lock:
+            held = self._held[name, batch]
+            if not isinstance(held, Path):
+                self._held[name, batch] = value
+                return
+        np.save(held, value, allow_pickle=False)
+
     def get(self, name: str, batch: int) -> NDArray[np.generic]:
         """Return an array."""
         held = self._held[name, batch]

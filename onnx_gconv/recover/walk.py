@@ -11,6 +11,7 @@ from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.runtime import Feeds, run, session
 
 Arrays = dict[str, NDArray[np.generic]]
+Stop = Callable[[int], Arrays]  # what a stop of a walk asks for, by the number of the batch
 
 
 SAMPLES_A_SHARE = 16
@@ -43,7 +44,7 @@ class Walk:
         self._later = [set(names) for names in later]  # what each stop of the walk will ask for, in order
         self._needed = set(flow.places_before(set().union(*self._later), ()))
 
-    def next_stop(self) -> Callable[[int], Arrays]:
+    def next_stop(self) -> Stop:
         """Return how to compute what the next stop asks for, batch by batch (in any order, on any thread)."""
         self.stops += 1
         wanted = self._later.pop(0)
@@ -62,6 +63,18 @@ class Walk:
                 for name, value in run(active, feeds).items():
                     self._store.put(name, batch, _array(name, value))
             return {name: self._store.get(name, batch) for name in wanted}
+
+        return compute
+
+    def again(self, tensor: str, *, given: str) -> Callable[[int], None]:
+        """Return how to compute a tensor once more in a batch, out of another one: weights between them have changed."""
+        places = self.flow.places_before([tensor], [given])
+        example = {given: self._store.get(given, 0)}
+        active = session(self.flow.piece(places, example, [tensor], self.constants), threads=1)
+
+        def compute(batch: int) -> None:
+            found = run(active, {given: self._store.get(given, batch)})
+            self._store.replace(tensor, batch, _array(tensor, found[tensor]))
 
         return compute
 

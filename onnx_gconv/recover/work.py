@@ -5,7 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from onnx_gconv.recover.normal import Rows, centred, join
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_gconv.recover.normal import Rows, centred, join, of_inputs
 
 Made = TypeVar("Made")
 HELD_BYTES = 2**28  # rows of one site that are held in memory; more are made anew whenever they are needed
@@ -36,6 +39,14 @@ class SharedRows:
         self._make = make
         self._held: dict[int, Rows] = {}
         self._bytes = 0
+        self._columns: NDArray[np.int64] | None = None
+
+    def of_inputs(self, columns: NDArray[np.int64]) -> "SharedRows":
+        """Return these rows with some of the inputs only."""
+        self._columns = columns
+        self._held = {start: of_inputs(rows, columns) for start, rows in self._held.items()}
+        self._bytes = sum(rows.nbytes for rows in self._held.values())
+        return self
 
     def map(self, function: Callable[[Rows], Made]) -> Iterable[Made]:
         """Return what the function makes of each share, in their order, so that sums have always the same bits."""
@@ -46,6 +57,8 @@ class SharedRows:
         if held is not None:
             return held
         rows = centred(join([self._make(batch) for batch in share]))
+        if self._columns is not None:
+            rows = of_inputs(rows, self._columns)
         if self._bytes + rows.nbytes <= self._work.memory_share * HELD_BYTES:
             self._bytes += rows.nbytes
             self._held[share.start] = rows
