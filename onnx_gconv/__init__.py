@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from onnx_gconv.pipeline.exporting import Exported, export
     from onnx_gconv.pipeline.finetuning import Finetuned, finetune
     from onnx_gconv.pipeline.looking import evaluate, inspect, verify
-    from onnx_gconv.pipeline.planning import Planned
+    from onnx_gconv.pipeline.planned import Planned
     from onnx_gconv.pipeline.result import Result
     from onnx_gconv.pipeline.rewriting import Rewritten
     from onnx_gconv.pipeline.settings import Settings

@@ -13,7 +13,7 @@ Size = int | tuple[int, int]
 WISHES = (
     *("max_flops", "max_macs", "max_params", "max_latency", "timing", "groups", "max_group_channels", "group_config"),
     *("include", "exclude", "min_group_channels", "target", "criterion", "solver", "effort", "sort_rounds", "search", "cost"),
-    *("gathers", "calib", "calib_samples", "eval", "resize", "crop", "scale", "mean", "std", "channel_order"),
+    *("gathers", "forms", "width_step", "calib", "calib_samples", "eval", "resize", "crop", "scale", "mean", "std", "channel_order"),
     *("refine_steps", "refine_data", "refine_epochs", "refine_lr", "refine_batch_size"),
     *("lowering", "verify", "force", "input_shape", "seed", "jobs"),
 )

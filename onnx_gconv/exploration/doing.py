@@ -18,7 +18,8 @@ from onnx_gconv.exploration.point import Point, planned_point
 from onnx_gconv.listener import ignore
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original, open_original
-from onnx_gconv.pipeline.planning import Planned, plan_guided
+from onnx_gconv.pipeline.planned import Planned
+from onnx_gconv.pipeline.planning import plan_guided
 from onnx_gconv.pipeline.recovering import guide_of, open_samples, recovered
 from onnx_gconv.pipeline.rewriting import Rewritten, rewrite
 from onnx_gconv.pipeline.settings import Settings
@@ -27,10 +28,14 @@ from onnx_gconv.pipeline.stopwatch import Stopwatch
 from onnx_gconv.pipeline.trial import Costs, Guide
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
+from onnx_gconv.model.spaces import Spaces
+from onnx_gconv.model.widths import Space
+from onnx_gconv.recover.elimination import Elimination
 from onnx_gconv.recover.recovery import Recovery
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.runtime import take_share
+from onnx_gconv.solve.grouping import Order
 
 OUTCOME = "outcome.json"
 
@@ -40,10 +45,16 @@ class KnownCosts:
     """A guide that knows already what the layers cost alone: that does not depend on the budget, so it is measured once."""
 
     guide: Guide
-    known: Costs
+    known: GroupCosts
 
-    def costs(self, groupings: Groupings, company: Plan | None) -> Costs:
+    def costs(self, groupings: Groupings, company: Plan | None) -> GroupCosts:
         return self.known if company is None else self.guide.costs(groupings, company)
+
+    def eliminations(self, found: Sequence[Space], spaces: Spaces) -> Mapping[str, Elimination]:
+        return self.guide.eliminations(found, spaces)
+
+    def width_costs(self, keeps: Mapping[str, Mapping[tuple[str, int], Order]]) -> Mapping[tuple[str, int], float]:
+        return self.guide.width_costs(keeps)
 
     def following(self, names: Collection[str]) -> Mapping[str, float]:
         return self.guide.following(names)
@@ -122,7 +133,7 @@ class _Work:
             guide = guide_of(job, samples)
         if guide is not None and costs is not None:
             guide = KnownCosts(guide, costs)
-        return plan_guided(solved, self.goal.budget, guide)
+        return plan_guided(solved, self.goal.budget, guide, job.original.model)
 
     def _recovered(
         self, job: Job, matched: Matched, samples: Calibration | None

@@ -26,7 +26,8 @@ from onnx_gconv.pipeline.extras import require_torch
 from onnx_gconv.pipeline.facts import measure
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original, open_original, tell_counts
-from onnx_gconv.pipeline.planning import Solved, plan_within
+from onnx_gconv.pipeline.planned import Solved
+from onnx_gconv.pipeline.planning import plan_within
 from onnx_gconv.pipeline.recovering import guide_of, open_samples
 from onnx_gconv.pipeline.settings import ExploreWishes, Learning, PathLike, Settings, as_path, settings_of
 from onnx_gconv.pipeline.trial import Costs

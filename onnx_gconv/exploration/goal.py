@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.pipeline.planning import Solved
+from onnx_gconv.pipeline.planned import Solved
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.pipeline.trial import Costs
 from onnx_gconv.search.budget import Budget

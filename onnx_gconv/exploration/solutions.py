@@ -13,7 +13,8 @@ from onnx_gconv.files import write_text
 from onnx_gconv.pipeline.choosing import option_table
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.job import Job
-from onnx_gconv.pipeline.planning import Solved, decide_candidates, solve, wanted_numbers
+from onnx_gconv.pipeline.planned import Solved
+from onnx_gconv.pipeline.planning import decide_candidates, solve, wanted_numbers
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.pipeline.solving import Groupings, Problem, Solutions, problems, solve_each
 from onnx_gconv.search.budget import Budget

@@ -11,7 +11,8 @@ from onnx_gconv.pipeline.facts import measure
 from onnx_gconv.pipeline.in_time import Chooser
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import ModelLike, Original, open_original, tell_counts
-from onnx_gconv.pipeline.planning import Planned, feasible_plans
+from onnx_gconv.pipeline.planned import Planned
+from onnx_gconv.pipeline.planning import feasible_plans
 from onnx_gconv.pipeline.recovering import guide_of, open_samples, recovered
 from onnx_gconv.pipeline.result import Result, footprints
 from onnx_gconv.pipeline.rewriting import rewrite

@@ -7,7 +7,8 @@ import numpy as np
 
 from onnx_gconv.errors import BudgetError, LatencyError
 from onnx_gconv.pipeline.job import Job
-from onnx_gconv.pipeline.planning import Planned, feasible_plans, plan_within, without
+from onnx_gconv.pipeline.planned import Planned
+from onnx_gconv.pipeline.planning import feasible_plans, plan_within, without
 from onnx_gconv.pipeline.trial import Guide
 from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.group import carry_out, placement_of

@@ -1,89 +1,40 @@
 """From a model to a plan: solve every layer, search the numbers of groups, write down the decision."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
+
+import numpy as np
+import onnx
 
 from onnx_gconv.errors import BudgetError, ModelError
-from onnx_gconv.files import require_output, write_text
-from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, option_table
 from onnx_gconv.pipeline.coupling import solve_jointly
-from onnx_gconv.pipeline.facts import Facts
-from onnx_gconv.pipeline.importances import layer_importance
+from onnx_gconv.pipeline.forms import Forms, find_forms, grouping_of, untouched
 from onnx_gconv.pipeline.job import Job
-from onnx_gconv.pipeline.original import ModelLike, open_original
-from onnx_gconv.pipeline.rewriting import Rewritten
-from onnx_gconv.pipeline.settings import GathersName, PathLike, Settings, as_path
+from onnx_gconv.pipeline.planned import Planned, Solved
+from onnx_gconv.pipeline.settings import GathersName, Settings
 from onnx_gconv.pipeline.solving import Groupings, solve_all
-from onnx_gconv.pipeline.trial import Costs, Guide, best_by_trial
+from onnx_gconv.pipeline.trial import Costs, Grouped, Guide, Narrowed, best_by_trial, best_discount
 from onnx_gconv.plans import Plan, PlannedLayer, SkippedConv, Totals
+from onnx_gconv.rewrite.match import match
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import SearchResult, search_exact
+from onnx_gconv.search.joint import search_joint
 from onnx_gconv.search.latency import Prediction
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Table
-from onnx_gconv.solve.bound import kept_bound
 from onnx_gconv.solve.grouping import Grouping
 
 SEARCHES_FOR_GATHERS = 6
-
-
-@dataclass(frozen=True, eq=False)
-class Solved:
-    """A model solved for every number of groups that a plan may choose: all that a search for any budget needs."""
-
-    network: Network
-    sha256: str
-    made_from: tuple[Path, ...]  # the files of the model
-    settings: Settings
-    facts: Facts
-    gathers: GathersName
-    skipped: Reasons
-    rule: dict[str, int] | None  # the choice, where a rule makes it
-    table: Table | None  # what to search on, where none does
-    groupings: Groupings
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether a search asks a guide what each layer costs alone."""
-        cost = self.settings.cost_name
-        is_asked = cost == "sensitivity" or (cost == "trial" and self.settings.effort >= 1)
-        return self.table is not None and is_asked
-
-
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """A plan, how good the search found it to be, and how long it should take on the device that was timed."""
-
-    plan: Plan
-    search: SearchResult | None  # None where a rule chose
-    prediction: Prediction | None  # None where no times are given
-    solved: Solved = field(repr=False)
-    refined: Rewritten | None = field(default=None, repr=False)  # the weights it was chosen by, masked, if they were tuned
-
-    def bounds(self, model: ModelLike) -> dict[str, float]:
-        """Return, by planned layer of this model, the most that any grouping into its number of groups could keep."""
-        constants, solved = Constants(open_original(model).model), self.solved
-        layers = {layer.name: layer for layer in solved.network.layers}
-        found = {}
-        for planned in self.plan.layers:
-            layer = layers[planned.name]
-            matrix = layer_importance(constants, layer, solved.settings.criterion, solved.facts)
-            found[planned.name] = kept_bound(matrix, planned.groups, existing=layer.groups)
-        return found
-
-    def save(self, path: PathLike) -> None:
-        """Write the plan file."""
-        require_output(as_path(path), made_from=self.solved.made_from)
-        write_text(as_path(path), self.plan.to_json())
 
 
 def ways_of_gathers(job: Job) -> tuple[GathersName, ...]:
     """Return the ways of Gathers to try: the one that is asked for, or, where the target's time counts, the fastest first."""
     if job.settings.gathers is not None:
         return (job.settings.gathers,)
+    if "group" not in job.settings.form_names:
+        return ("none",)  # nothing will need one
     return ("free",) if job.facts.target == "generic" else ("none", "shared", "free")
 
 
@@ -119,15 +70,36 @@ def make_plan(job: Job, gathers: GathersName, *, guide: Guide | None, least_grou
     """Return the plan for a model, or refuse with what is feasible."""
     budget = resolve_budget(job)
     with job.watch("solve"):
-        solved = solve(job, gathers)
+        solved = solve(job, gathers, guide)
     if least_groups and solved.table is not None:
         solved = replace(solved, table=solved.table.from_groups(least_groups))
     with job.watch("search"):
-        return plan_guided(solved, budget, guide)
+        return plan_guided(solved, budget, guide, job.original.model)
 
 
-def solve(job: Job, gathers: GathersName) -> Solved:
+def solve(job: Job, gathers: GathersName, guide: Guide | None) -> Solved:
     """Return the model solved: for the groups of a rule, or for all that a search may choose."""
+    if guide is None or job.settings.form_names == ("group",):
+        return _solve_groups(job, gathers)
+    return with_forms(job, _solve_groups(job, gathers) if "group" in job.settings.form_names else nothing_grouped(job), guide)
+
+
+def with_forms(job: Job, solved: Solved, guide: Guide) -> Solved:
+    """Return the model with its widths and dropped branches measured, beside the groups that are solved."""
+    rows = () if solved.table is None else solved.table.rows
+    # Layers that share a weight can only be grouped alike, which a menu does not know: they stay.
+    offered = {row.names[0]: tuple(option.groups for option in row.options) for row in rows if len(row.names) == 1}
+    return replace(solved, forms=find_forms(job, guide, offered, solved.groupings))
+
+
+def nothing_grouped(job: Job) -> Solved:
+    """Return a model of which no layer is to be grouped."""
+    original = job.original
+    skipped: Reasons = {conv.name: conv.reason for conv in original.network.skipped}
+    return Solved(original.network, original.sha256, original.files, job.settings, job.facts, "none", skipped, None, None, {})
+
+
+def _solve_groups(job: Job, gathers: GathersName) -> Solved:
     original, settings, facts = job.original, job.settings, job.facts
     network = original.network
     skipped, allowed, rule = decide_candidates(job)
@@ -201,9 +173,18 @@ def resolve_budget(job: Job) -> Budget:
     return Budget(**resolved, max_latency_ms=round(latency.value * (times.dense_ms if latency.is_share else 1), 6))
 
 
-def plan_guided(solved: Solved, budget: Budget, guide: Guide | None) -> Planned:
+def plan_guided(solved: Solved, budget: Budget, guide: Guide | None, model: onnx.ModelProto) -> Planned:
     """Return the plan by measured costs where the settings ask for them: of each layer grouped alone, or by trial."""
     table, cost = solved.table, solved.settings.cost_name
+    if guide is not None and solved.forms is not None:
+        forms = solved.forms
+
+        def following(key: Grouped | Narrowed) -> float:
+            return forms.following.get(key.space, 0.0) if isinstance(key, Narrowed) else of_layers.get(key[0], 0.0)
+
+        of_layers = guide.following(forms.offer.groups.keys())
+        effort = solved.settings.effort if cost == "trial" else 0
+        return best_discount(guide, forms.costs, following, lambda costs: _plan_forms(solved, forms, costs, budget, model), effort=effort)
     if guide is None or table is None or cost not in ("sensitivity", "trial"):
         return plan_within(solved, budget)
 
@@ -213,6 +194,31 @@ def plan_guided(solved: Solved, budget: Budget, guide: Guide | None) -> Planned:
     if cost == "sensitivity":
         return search(guide.costs(solved.groupings, None))
     return best_by_trial(guide, solved.groupings, search, effort=solved.settings.effort)
+
+
+def _plan_forms(solved: Solved, forms: Forms, costs: Costs, budget: Budget, model: onnx.ModelProto) -> Planned:
+    """Return the plan of least cost within the budget, over all forms."""
+    found = search_joint(forms.priced(costs), budget)
+    spaces, dropped = forms.narrowed(found)
+    network, settings = solved.network, solved.settings
+    plan = replace(_plan(solved, {}, {}, budget), forms=settings.form_names, spaces=spaces, dropped=dropped)
+    matched = match(model, plan, shapes=network.shapes)
+    layers = {layer.name: layer for layer in network.layers}
+    chosen = forms.grouped(found)
+    planned = []
+    for name, groups in chosen.items():
+        layer = layers[name]
+        sides = (
+            matched.inputs.get(name, np.arange(layer.in_channels)),
+            matched.outputs.get(name, np.arange(layer.out_channels)),
+        )
+        planned.append(_planned_layer(layer, grouping_of(layer, groups, sides, solved.groupings, model, solved.facts, settings)))
+    gone = {name for branch in matched.dropped for name in branch.nodes}
+    reasons = untouched(network, {*chosen, *matched.inputs, *matched.outputs, *gone}, solved.skipped)
+    params, macs = forms.menu.totals(found.widths, found.groups)
+    after = Totals(params, None if network.count.macs is None else macs)
+    skipped = tuple(SkippedConv(name, reason) for name, reason in reasons.items())
+    return Planned(replace(plan, after=after, layers=tuple(planned), skipped=skipped), found, None, solved)
 
 
 def plan_within(solved: Solved, budget: Budget) -> Planned:

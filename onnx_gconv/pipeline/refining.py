@@ -10,7 +10,8 @@ from onnx_gconv.data.open import open_data
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.pipeline.importances import layer_importance
 from onnx_gconv.pipeline.job import Job
-from onnx_gconv.pipeline.planning import Planned, feasible_plans, resolve_budget
+from onnx_gconv.pipeline.planned import Planned
+from onnx_gconv.pipeline.planning import feasible_plans, resolve_budget
 from onnx_gconv.pipeline.rewriting import Rewritten
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.plans import Plan, PlannedLayer

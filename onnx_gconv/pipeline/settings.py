@@ -22,6 +22,8 @@ from onnx_gconv.solve.layer import Solver, SolverName
 SearchName = Literal["exact", "local"]
 CostName = Literal["log", "share", "sensitivity", "trial"]
 GathersName = Literal["free", "shared", "none"]
+FormName = Literal["group", "width", "drop"]
+FormsLike = str | Sequence[str]  # "width,drop", or one name after the other, or "all"
 PathLike = str | os.PathLike[str]
 
 CHOICES: Mapping[str, Collection[object]] = {
@@ -37,7 +39,7 @@ CHOICES: Mapping[str, Collection[object]] = {
 }
 # Whole numbers, and the least that each may be.
 WHOLE = {
-    **dict.fromkeys(("groups", "max_group_channels", "min_group_channels", "calib_samples", "jobs"), 1),
+    **dict.fromkeys(("groups", "max_group_channels", "min_group_channels", "calib_samples", "jobs", "width_step"), 1),
     **dict.fromkeys(("refine_steps", "refine_epochs", "refine_batch_size"), 1),
     **dict.fromkeys(("seed", "sort_rounds"), 0),
 }
@@ -87,6 +89,8 @@ class MethodWishes(RecoverWishes, total=False):
     search: SearchName
     cost: CostName | None
     gathers: GathersName | None
+    forms: FormsLike | None
+    width_step: int | None
 
 
 class GoalWishes(MethodWishes, total=False):
@@ -168,6 +172,8 @@ class Settings:
     search: SearchName = "exact"
     cost: CostName | None = None
     gathers: GathersName | None = None
+    forms: FormsLike | None = None
+    width_step: int | None = None
     # The data, and how images are read.
     calib: DataLike | None = None
     calib_samples: int = 1000
@@ -216,7 +222,7 @@ class Settings:
 
     def _require_sense(self) -> None:
         """Refuse wishes that do not go together."""
-        _ = self.limits  # malformed ones are refused
+        _ = self.limits, self.form_names  # malformed ones are refused
         if sum(getattr(self, name) is not None for name in RULES) > 1:
             raise UsageError(f"{', '.join(map(_flag, RULES))}: at most one of them can choose the groups")
         if self.max_latency is not None and self.timing is None and self.target != "ort-cpu":
@@ -227,8 +233,22 @@ class Settings:
             for name, needing in MEASURED.items():
                 if getattr(self, name) in needing:
                     raise UsageError(f"{_flag(name)} {getattr(self, name)} is measured on data: give --calib DATA")
+            if self.form_names != ("group",):
+                raise UsageError(f"--forms {','.join(self.form_names)} is measured on data: give --calib DATA, or --forms group")
+        if self.form_names != ("group",):
+            self._require_countable()
         if self.refine_steps is not None:
             self._require_refinable()
+
+    def _require_countable(self) -> None:
+        """Refuse what only groups can do."""
+        forms = ",".join(self.form_names)
+        if self.rule is not None:
+            raise UsageError(f"--forms {forms} is for a search: leave out --groups, --max-group-channels and --group-config")
+        if self.max_latency is not None:
+            raise UsageError(f"--max-latency has times of groups only: give --forms group, or a budget of MACs instead of --forms {forms}")
+        if self.search != "exact":
+            raise UsageError(f"--search local is the paper's, for groups only: leave it out, or give --forms group, not {forms}")
 
     def _require_refinable(self) -> None:
         if self.refine_data is None:
@@ -257,6 +277,20 @@ class Settings:
         """How the groups are chosen without a search, as the plan file says it."""
         names = {"groups": "uniform", "max_group_channels": "max-group-channels", "group_config": "group-config"}
         return next((text for name, text in names.items() if getattr(self, name) is not None), None)
+
+    @property
+    def form_names(self) -> tuple[FormName, ...]:
+        """The forms that a search chooses from, in one order; by default what measures best, see docs/forms.md."""
+        if self.forms is None:
+            by_groups = self.rule is not None or self.max_latency is not None or self.timing is not None or self.search != "exact"
+            asks_groups = self.gathers is not None or self.cost is not None or self.criterion != "l2" or self.min_group_channels > 1
+            return ("group",) if self.calib is None or by_groups or asks_groups else ("width", "drop")
+        asked = [name.strip() for name in self.forms.split(",")] if isinstance(self.forms, str) else list(self.forms)
+        known = get_args(FormName)
+        for name in asked:
+            if name not in (*known, "all"):
+                raise UsageError(f"--forms {name!r} is not known: choose from {', '.join(known)}, all, or several with commas")
+        return tuple(name for name in known if name in asked or "all" in asked)
 
     @property
     def cost_name(self) -> CostName:

@@ -10,12 +10,28 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from onnx_gconv.model.spaces import Spaces
+from onnx_gconv.model.widths import Space
 from onnx_gconv.pipeline.choosing import pruning_cost
 from onnx_gconv.pipeline.settings import CostName
 from onnx_gconv.pipeline.solving import Groupings
-from onnx_gconv.plans import Plan, PlannedLayer
+from onnx_gconv.plans import Plan
+from onnx_gconv.recover.elimination import Elimination
+from onnx_gconv.solve.grouping import Order
 
-Costs = Mapping[tuple[str, int], float]  # by layer and number of groups
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A space that keeps so many channels."""
+
+    space: str
+    channels: int
+
+
+Grouped = tuple[str, int]  # a layer, and its number of groups
+GroupCosts = Mapping[Grouped, float]
+Costs = Mapping[Grouped | Narrowed, float]
 
 # A layer that the whole model follows costs exp(-discount) of what it would cost at the end.
 DISCOUNTS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -27,11 +43,17 @@ MARGIN = 0.03  # by which a plan has to be better than one tried before it: less
 class Guide(Protocol):
     """What calibration data says of a model: the planner asks, and does not know how it is found out."""
 
-    def costs(self, groupings: Groupings, company: Plan | None) -> Costs:
+    def costs(self, groupings: Groupings, company: Plan | None) -> GroupCosts:
         """Return how far the outputs are off with one layer grouped anew: alone, or in the company of a plan's others.
 
         In company, a layer's present number of groups is measured too. A layer that cannot be measured has no entry.
         """
+
+    def eliminations(self, found: Sequence[Space], spaces: Spaces) -> Mapping[str, Elimination]:
+        """Return how each space would be emptied, by its name; one that cannot be told has no entry."""
+
+    def width_costs(self, keeps: Mapping[str, Mapping[tuple[str, int], Order]]) -> Mapping[tuple[str, int], float]:
+        """Return how far the outputs are off with one space alone narrowed to these channels, which are given by its reader."""
 
     def following(self, names: Collection[str]) -> Mapping[str, float]:
         """Return which share of all that recovery fits comes after each layer, from 0 to 1."""
@@ -47,6 +69,7 @@ class HasPlan(Protocol):
 
 Proposal = TypeVar("Proposal", bound=HasPlan)
 Search = Callable[[Costs], Proposal]
+Following = Callable[[Grouped | Narrowed], float]  # which share of all that recovery fits comes after it, and so corrects its error
 
 
 @dataclass(frozen=True)
@@ -63,19 +86,23 @@ class _Tried(Generic[Proposal]):
 class _Trial(Generic[Proposal]):
     """Plans tried so far: no plan is judged twice, whatever costs it was found by."""
 
-    def __init__(self, guide: Guide, groupings: Groupings, search: Search[Proposal]) -> None:
+    def __init__(self, guide: Guide, following: Following, search: Search[Proposal]) -> None:
         self._guide = guide
         self._search = search
-        self._following = guide.following({name for name, _ in groupings})
-        self._off: dict[tuple[PlannedLayer, ...], float] = {}
+        self._following = following
+        self._off: dict[tuple[object, ...], float] = {}
 
     def tried(self, *costs_and_places: tuple[Costs, int]) -> list[_Tried[Proposal]]:
         """Return the plans by these costs, each with the discount at a place; they are judged side by side."""
-        found = [self._search(self._discounted(costs, DISCOUNTS[place])) for costs, place in costs_and_places]
-        new = {each.plan.layers: each.plan for each in found if each.plan.layers not in self._off}
+        found = [self.found(costs, place) for costs, place in costs_and_places]
+        new = {each.plan.changes: each.plan for each in found if each.plan.changes not in self._off}
         judged = self._guide.judge(list(new.values()))
-        self._off |= {layers: math.inf if math.isnan(off) else off for layers, off in zip(new, judged, strict=True)}
-        return [_Tried(each, self._off[each.plan.layers]) for each in found]
+        self._off |= {changes: math.inf if math.isnan(off) else off for changes, off in zip(new, judged, strict=True)}
+        return [_Tried(each, self._off[each.plan.changes]) for each in found]
+
+    def found(self, costs: Costs, place: int) -> Proposal:
+        """Return the plan by these costs with the discount at a place."""
+        return self._search(self._discounted(costs, DISCOUNTS[place]))
 
     def climb(self, costs: Costs, start: int) -> _Tried[Proposal]:
         """Return the best plan found by these costs, going from one discount to the next as long as that is better."""
@@ -91,7 +118,7 @@ class _Trial(Generic[Proposal]):
         return best
 
     def _discounted(self, costs: Costs, discount: float) -> Costs:
-        return {key: cost * math.exp(-discount * self._following.get(key[0], 0.0)) for key, cost in costs.items()}
+        return {key: cost * math.exp(-discount * self._following(key)) for key, cost in costs.items()}
 
 
 def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Proposal], *, effort: int) -> Proposal:
@@ -101,7 +128,8 @@ def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Proposal], 
     what is not kept. The best of them is then tried with other discounts, at effort 3 each. From effort 2 on the layers are
     measured again in the company of the best plan, at effort 3 twice.
     """
-    trial = _Trial(guide, groupings, search)
+    following = guide.following({name for name, _ in groupings})
+    trial = _Trial(guide, lambda key: following.get(key[0], 0.0) if isinstance(key, tuple) else 0.0, search)
     families: list[Costs] = [guide.costs(groupings, None)] if effort >= 1 else []
     families.append(_kept_costs(groupings, "log"))
     if effort != 1:
@@ -117,6 +145,19 @@ def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Proposal], 
             break
         best = other
     return best.found
+
+
+def best_discount(
+    guide: Guide, families: Sequence[Costs], following: Following, search: Search[Proposal], *, effort: int
+) -> Proposal:
+    """Return the plan that recovers best, of those by these costs at several discounts; at effort 0 nothing is tried."""
+    trial = _Trial(guide, following, search)
+    if effort == 0:
+        return trial.found(families[0], FIRST)
+    tried = trial.tried(*((costs, FIRST) for costs in families))
+    best = _best(tried)
+    climbing = families if effort >= 3 else [families[tried.index(best)]]
+    return _best([best, *(trial.climb(costs, FIRST) for costs in climbing)]).found
 
 
 def _best(tried: Sequence[_Tried[Proposal]]) -> _Tried[Proposal]:

@@ -13,16 +13,20 @@ from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import find_convs
 from onnx_gconv.model.shapes import Shape
+from onnx_gconv.model.spaces import Spaces
+from onnx_gconv.model.widths import Space
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.divergence import divergence
+from onnx_gconv.recover.elimination import Elimination
+from onnx_gconv.recover.emptying import eliminations
 from onnx_gconv.recover.fitting import FitOptions, fit_layers
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.sensitivity import Key, sensitivities
+from onnx_gconv.recover.sensitivity import Key, Width, sensitivities
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.runtime import Feeds, Output, run, session
-from onnx_gconv.solve.grouping import Grouping
+from onnx_gconv.solve.grouping import Grouping, Order
 
 MEASURED = 192  # samples that layers are fitted to, at most, to measure what each costs
 PROBES = 48  # of them, whose outputs are measured for every layer and number of groups
@@ -68,7 +72,7 @@ class CalibratedGuide:
         In company, the least of each layer is taken off: what is left is what the choice of its groups costs.
         """
         model = self._model if company is None else self._recovered(company, self._options)
-        found = sensitivities(
+        found, _ = sensitivities(
             self._model,
             model,
             {**groupings, **(_as_they_are(self._model, groupings) if company is not None else {})},
@@ -81,6 +85,19 @@ class CalibratedGuide:
         for (name, _), cost in found.items():
             least[name] = min(cost, least.get(name, 0.0 if company is None else cost))
         return {key: cost - least[key[0]] for key, cost in found.items()}
+
+    def eliminations(self, found: Sequence[Space], spaces: Spaces) -> dict[str, Elimination]:
+        """Return how each space would be emptied, by its name."""
+        feeds = self._calibration.feeds(self._fitted_samples)
+        return eliminations(self._model, found, spaces, feeds, options=self._options, progress=self._progress)
+
+    def width_costs(self, keeps: Mapping[str, Mapping[Width, Order]]) -> dict[Width, float]:
+        """Return the error of the outputs when one space alone keeps only these channels; they are given by its reader."""
+        feeds = self._calibration.feeds(min(MEASURED, self._fitted_samples))
+        probes, options, progress = self._batches(PROBES), self._options, self._progress
+        return sensitivities(
+            self._model, self._model, {}, feeds, probes=probes, options=options, progress=progress, keeps=keeps
+        )[1]
 
     def following(self, names: Collection[str]) -> dict[str, float]:
         """Return which share of what can be fitted comes after each layer, and so corrects some of its error."""

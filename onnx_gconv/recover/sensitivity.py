@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,9 +22,10 @@ from onnx_gconv.recover.walk import Walk, put_inputs
 from onnx_gconv.recover.work import Work
 from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.runtime import Feeds, run, session
-from onnx_gconv.solve.grouping import Grouping
+from onnx_gconv.solve.grouping import Grouping, Order
 
 Key = tuple[str, int]  # layer, number of groups
+Width = tuple[str, int]  # space, channels that stay
 
 
 def sensitivities(
@@ -36,19 +37,23 @@ def sensitivities(
     probes: int,
     options: FitOptions,
     progress: OnProgress,
-) -> dict[Key, float]:
+    keeps: Mapping[str, Mapping[Width, Order]] | None = None,
+) -> tuple[dict[Key, float], dict[Width, float]]:
     """Return, for each layer and number of groups, how far the outputs are off when the layer gets these groups and is fitted.
 
     Everything else is as `model` has it: the dense model itself, or one masked and recovered, whose layers are then tried
     with other groups in the company of the rest. Both are walked through once; from each layer on, what is left of `model`
     runs once for every other number of groups, on the first `probes` batches only. A layer that cannot be fitted has no entry.
+    `keeps` has, by the node that reads a space, the channels left of it at some widths: what these cost comes second.
     """
     flows = Flow(dense), Flow(model)
     constants, dense_constants = Constants(model), Constants(dense)
-    names = {name for name, _ in groupings}
+    keeps = keeps or {}
+    names = {name for name, _ in groupings} | keeps.keys()
     # Without a plan: every layer sees all its inputs, so that their moments serve any grouping.
     sites = [site for site in find_sites(flows[1], constants, Matched()) if site.name in names]
     found: dict[Key, float] = {}
+    narrowed: dict[Width, float] = {}
     with ActivationStore() as dense_store, ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
         work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, store)))
         probed = [batch for share in work.shares for batch in share][:probes]
@@ -69,13 +74,18 @@ def sensitivities(
                 gaps = [score_error(one, rest.outputs(batch, tensors)) for one, batch in zip(expected, probed, strict=True)]
                 return float(np.mean(gaps))
 
+            left = keeps.get(site.name, {})
+            narrow = pool.map(partial(_narrowed, fit, halves, options), left.values())
+            narrowed |= zip(left, pool.map(measured, narrow), strict=True)
             keys = sorted((key for key in groupings if key[0] == site.name), key=lambda key: key[1])
+            if not keys:
+                continue
             fitted = list(pool.map(partial(_fitted, fit, halves, options), (groupings[key] for key in keys)))
             every_other = sorted({*range(0, len(keys), 2), len(keys) - 1})
             costs = list(pool.map(measured, (fitted[at] for at in every_other)))
             found |= zip(keys, _between([at.error for at in fitted], every_other, costs), strict=True)
     progress(len(sites), len(sites), "done")
-    return found
+    return found, narrowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +105,17 @@ def _fitted(fit: Fit, halves: tuple[Sums, ...], options: FitOptions, grouping: G
     new = solve(part, other.before, damping=damping, has_intercept=fit.site.has_intercept)
     error = float(residual(part, new).sum()) / (float(variance(part).sum()) or 1.0)
     return Fitted(other, new, error)
+
+
+def _narrowed(fit: Fit, halves: tuple[Sums, ...], options: FitOptions, keep: Order) -> Fitted:
+    """Return a reader fitted to some of its channels."""
+    kernel = fit.unknowns // fit.site.inputs.shape[1]
+    columns = (keep[:, None] * kernel + np.arange(kernel)).reshape(-1)
+    other = replace(fit, site=replace(fit.site, inputs=fit.site.inputs[:, keep]))
+    parts = tuple(half.of_inputs(columns) for half in halves)
+    total = add_up(parts)
+    new = solve(total, other.before, damping=options.damping, has_intercept=fit.site.has_intercept)
+    return Fitted(other, new, float("nan"))
 
 
 def _between(errors: Sequence[float], at: Sequence[int], costs: Sequence[float]) -> list[float]:

@@ -1,0 +1,91 @@
+"""The menu of a model: what its spaces and layers may become, and what everything costs as a function of that."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.count import LEARNED_INPUTS, MULTIPLYING
+from onnx_gconv.model.network import Network
+from onnx_gconv.model.spaces import Spaces, Tie
+from onnx_gconv.model.widths import Branch, Space
+from onnx_gconv.search.menu import GroupCount, Menu, Product, Side, SpaceRow, Width
+
+LEAST_STEPS = 4  # of a space, where the target leaves the step to us
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a search may choose from: spaces with the widths that they may have, branches to drop, groups of layers."""
+
+    spaces: tuple[Space, ...]
+    widths: Mapping[str, tuple[int, ...]]  # by space, descending from all its channels; 0 where it goes with its branch
+    branches: tuple[Branch, ...]
+    groups: Mapping[str, tuple[int, ...]]  # by layer, the present number first
+
+
+def widths_of(space: Space, step: int, *, is_narrowed: bool, is_dropped: bool) -> tuple[int, ...]:
+    """Return the widths that a space may have, all its channels first."""
+    steps = range(space.channels - 1, 0, -1) if is_narrowed else range(0)
+    return (space.channels, *(width for width in steps if width % step == 0), *((0,) if is_dropped else ()))
+
+
+def menu_of(model: onnx.ModelProto, network: Network, spaces: Spaces, offer: Offer) -> Menu:
+    """Return the menu, every option free of cost. Parameters are counted from above: what is shared counts for each reader."""
+    constants = Constants(model)
+    counting = _Counting(network, spaces, offer, constants)
+    products = [product for node in model.graph.node for product in counting.products(node)]
+    rows = tuple(SpaceRow(s.name, tuple(Width(channels, 0.0) for channels in offer.widths[s.name])) for s in offer.spaces)
+    place = {space.name: number for number, space in enumerate(offer.spaces)}
+    together = tuple(tuple(place[name] for name in branch.spaces) for branch in offer.branches if len(branch.spaces) > 1)
+    menu = Menu(rows, tuple(products), together)
+    params, macs = menu.totals([0] * len(rows), [0] * len(products))
+    # What is not in a product stays; shared constants may make the products count more than there is.
+    fixed = max(0, network.count.params - params)
+    return Menu(rows, tuple(products), together, fixed, (network.count.macs or 0) - macs)
+
+
+class _Counting:
+    """How the parameters and MACs of each node follow from widths and groups."""
+
+    def __init__(self, network: Network, spaces: Spaces, offer: Offer, constants: Constants) -> None:
+        self._network, self._spaces, self._offer, self._constants = network, spaces, offer, constants
+        self._layers = {layer.name: layer for layer in network.layers}
+        self._place = {space.atom: number for number, space in enumerate(offer.spaces)}
+        self._ties: dict[tuple[str, int], list[Tie]] = {}
+        for tie in spaces.ties:
+            self._ties.setdefault((tie.node, tie.slot), []).append(tie)
+
+    def products(self, node: onnx.NodeProto) -> Sequence[Product]:
+        """Return what a node has that may change."""
+        return [product for slot in LEARNED_INPUTS.get(node.op_type, ()) if (product := self._product(node, slot)) is not None]
+
+    def _product(self, node: onnx.NodeProto, slot: int) -> Product | None:
+        name = node.output[0]
+        if slot >= len(node.input) or not self._constants.is_constant(node.input[slot]):
+            return None
+        ties = self._ties.get((name, slot), [])
+        groups = self._offer.groups.get(name, ()) if slot == 1 and node.op_type == "Conv" else ()
+        sides = [self._side(tie.tensor) for tie in ties]
+        if not any(side.spaces for side in sides) and len(groups) < 2:
+            return None
+        numbers = math.prod(self._constants.value(node.input[slot]).shape)
+        macs = self._network.count.node_macs.get(name) or 0 if slot == 1 and node.op_type in MULTIPLYING else 0
+        if groups and (groups[0] > 1 or len(sides) < 2):  # it has groups already, or its axes follow no others: both sides stay
+            layer = self._layers[name]
+            sides, numbers, macs = [Side(layer.in_channels), Side(layer.out_channels)], numbers * groups[0], macs * groups[0]
+        pairs = math.prod(self._full(side) for side in sides)
+        ins, outs = (*sides, Side(1), Side(1))[:2]
+        options = tuple(GroupCount(number, 0.0) for number in groups) or (GroupCount(1, 0.0),)
+        names = (name,) if groups else ()
+        return Product(names, ins, outs, numbers // pairs, macs // pairs, options)
+
+    def _full(self, side: Side) -> int:
+        return side.fixed + sum(self._offer.spaces[number].channels for number in side.spaces)
+
+    def _side(self, tensor: str) -> Side:
+        axis = self._spaces.axes[tensor]
+        fixed = sum(self._spaces.sizes[atom] for atom in axis.atoms if atom not in self._place)
+        return Side(fixed, tuple(self._place[atom] for atom in axis.atoms if atom in self._place))

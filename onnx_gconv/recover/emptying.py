@@ -1,0 +1,125 @@
+"""How every space of a model could be emptied: one walk through the dense model, and an elimination for each space."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnx_gconv.listener import OnProgress
+from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.spaces import Spaces
+from onnx_gconv.model.widths import Space
+from onnx_gconv.recover.elimination import Elimination, Reader, eliminate
+from onnx_gconv.recover.fit import Fit
+from onnx_gconv.recover.fitting import FitOptions, half_moments, site_reads, site_rows
+from onnx_gconv.recover.flow import Flow
+from onnx_gconv.recover.normal import Doubles, add_up, damped_gram
+from onnx_gconv.recover.site import Site, find_sites
+from onnx_gconv.recover.store import ActivationStore
+from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
+from onnx_gconv.recover.work import Work
+from onnx_gconv.rewrite.match import Matched
+from onnx_gconv.runtime import Feeds
+
+# Positions that the second moments of a reader rest on, for each of its inputs and at least: an order of channels needs fewer
+# than a fit does.
+POSITIONS_AN_INPUT = 5
+LEAST_POSITIONS = 8_000
+
+
+def eliminations(
+    dense: onnx.ModelProto,
+    found: Sequence[Space],
+    spaces: Spaces,
+    feeds: Iterable[Feeds],
+    *,
+    options: FitOptions,
+    progress: OnProgress,
+) -> dict[str, Elimination]:
+    """Return how each space is emptied, by name. One that is read by what cannot be fitted has no entry.
+
+    Errors are shares of the variance of what the reader's result is: of the sum, where it closes a residual block.
+    """
+    flow, constants = Flow(dense), Constants(dense)
+    wanted = {reader for space in found for reader in space.readers}
+    sites = [site for site in find_sites(flow, constants, Matched()) if site.name in wanted and len(site.inputs) == 1]
+    open_spaces = [space for space in found if {*space.readers} <= {site.name for site in sites}]
+    result: dict[str, Elimination] = {}
+    seen: dict[str, _Seen] = {}
+    options = replace(options, positions_a_weight=POSITIONS_AN_INPUT, least_positions=LEAST_POSITIONS)
+    with ActivationStore() as target_store, ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
+        work = Work(pool, put_inputs(feeds, flow.inputs, (target_store, store)))
+        ahead = Walk(flow, target_store, later=[{site.target} for site in sites])
+        walk = Walk(flow, store, later=[site_reads(site) for site in sites])
+        for number, site in enumerate(sites):
+            progress(number, len(sites), site.label)
+            seen[site.name] = _look(Fit.of(site, constants, constants), ahead, walk, work, options)
+            ahead.tidy()
+            walk.tidy()
+            done = [space for space in open_spaces if space.name not in result and {*space.readers} <= seen.keys()]
+            eliminated = pool.map(lambda space: eliminate([seen[name].reader(space, spaces) for name in space.readers]), done)
+            result |= {space.name: each for space, each in zip(done, eliminated, strict=True)}
+            still = {name for space in open_spaces if space.name not in result for name in space.readers}
+            seen = {name: each for name, each in seen.items() if name in still}  # Gram matrices are large
+    progress(len(sites), len(sites), "done")
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What one site reads, in second moments, and its weights in units of its result's deviation."""
+
+    site: Site
+    gram: Doubles
+    weight: Doubles
+
+    def reader(self, space: Space, spaces: Spaces) -> Reader:
+        """Return it as a reader of one of the spaces that it reads."""
+        axis = spaces.axes[self.site.source]
+        start = sum(spaces.sizes[atom] for atom in axis.atoms[: axis.atoms.index(space.atom)])
+        channels = sum(spaces.sizes[atom] for atom in axis.atoms)
+        rows = np.arange(len(self.gram)).reshape(channels, -1)
+        return Reader(self.gram, self.weight, rows[start : start + space.channels])
+
+
+def _look(fit: Fit, ahead: Walk, walk: Walk, work: Work, options: FitOptions) -> _Seen:
+    targets, inputs = ahead.next_stop(), walk.next_stop()
+    site, spreads = fit.site, dict[int, _Spread]()
+
+    def noted(batch: int) -> Arrays:
+        found = targets(batch)
+        spreads[batch] = _Spread.of(found[site.target])
+        return found
+
+    total = add_up(half_moments(fit, site_rows(fit, noted, inputs, walk.stops, work, options)))
+    scale = fit.tail[0][site.outputs[0]]
+    # A target before the normalization is scaled by it as the weights are; a sum behind it is what it is.
+    variance = _variance(spreads) if site.shortcut else _variance(spreads) * np.square(fit.tail[0])
+    deviation = float(np.sqrt(variance.sum())) or 1.0
+    gram = damped_gram(total, options.damping, has_intercept=site.has_intercept)[0]
+    return _Seen(site, gram, fit.before.weight[0] * scale / deviation)
+
+
+@dataclass(frozen=True, eq=False)
+class _Spread:
+    """Sums over a batch of each channel's values and their squares."""
+
+    count: int
+    values: Doubles
+    squares: Doubles
+
+    @classmethod
+    def of(cls, values: NDArray[np.generic]) -> "_Spread":
+        rows = np.moveaxis(values, 1, -1).reshape(-1, values.shape[1]).astype(np.float64)
+        return cls(len(rows), rows.sum(axis=0), np.square(rows).sum(axis=0))
+
+
+def _variance(spreads: Mapping[int, _Spread]) -> Doubles:
+    """Return the variance of each channel over all batches, added up in their order."""
+    ordered = [spreads[batch] for batch in sorted(spreads)]
+    count = sum(each.count for each in ordered)
+    mean, square = (np.sum([getattr(each, name) for each in ordered], axis=0) / count for name in ("values", "squares"))
+    return np.asarray(np.maximum(square - np.square(mean), 0.0))
