@@ -15,6 +15,7 @@ from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Walk, put_inputs
+from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.runtime import Feeds
 
 Pair = tuple[Layer, Layer]
@@ -66,7 +67,7 @@ def prune_channels(
     masked = surgery.finish()
     sites = [
         replace(site, inputs=kept_of[site.name][None]) if site.name in kept_of else site
-        for site in find_sites(Flow(masked), Constants(masked), {})
+        for site in find_sites(Flow(masked), Constants(masked), Matched())
     ]
     fitted = fit_sites(model, masked, sites, feeds, options=options, progress=lambda *_: None)
     return fitted.model, macs_with(network, pairs, counted)

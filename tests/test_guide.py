@@ -17,6 +17,7 @@ from onnx_gconv.recover import guide as guide_module
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.fitting import FittedModel, fit_layers
 from onnx_gconv.recover.guide import CalibratedGuide
+from onnx_gconv.rewrite.match import Matched
 
 BATCH = 10
 

@@ -72,6 +72,12 @@ class Fit:
         scale, offset = (value.astype(np.float32).reshape(channels) for value in self.tail)
         return np.asarray((wanted - offset) / scale)
 
+    def added(self, dense: Array, shortcut: Array | None, shape: Sequence[int]) -> Floats | None:
+        """Return what a shortcut adds behind the site to each value of its own, if an activation follows on that."""
+        if shortcut is None or self.site.clamp is None or dense.shape != tuple(shape):
+            return None
+        return np.broadcast_to(shortcut.astype(np.float32), tuple(shape))
+
     def rows(self, images: Array, dense: Array, shortcut: Array | None, *, most: int, rng: np.random.Generator) -> Rows:
         """Return what the site sees and should give in one batch, at `most` of its positions at most."""
         site = self.site
@@ -87,23 +93,23 @@ class Fit:
         shape = (places[0], site.channels, *places[1:])
         chosen = choose(places, most, rng)
 
-        def outputs(values: Array) -> Floats:
+        def outputs(values: Floats) -> Floats:
             at_places = np.moveaxis(values, 1, -1)
             assert values.shape == shape, (site.name, shape, values.shape)
-            rows = (at_places if chosen is None else at_places[chosen]).astype(np.float32).reshape(-1, values.shape[1])
+            rows = (at_places if chosen is None else at_places[chosen]).reshape(-1, values.shape[1])
             return np.asarray(rows.T[site.outputs].transpose(0, 2, 1))
 
-        seen = views if chosen is None else views[chosen]
+        # A copy in any case: rows are changed in place, and what they are views of may be stored.
+        seen = np.array(views, np.float32, order="C") if chosen is None else np.ascontiguousarray(views[chosen], np.float32)
         count = math.prod(places) if chosen is None else len(chosen[0])
-        u = np.ascontiguousarray(seen, dtype=np.float32).reshape(count, images.shape[1], math.prod(self.kernel))
+        u = seen.reshape(count, images.shape[1], math.prod(self.kernel))
         if len(site.inputs) == 1:
             blocks = u.reshape(1, len(u), self.unknowns)
         else:
             blocks = u.transpose(1, 0, 2)[site.inputs].transpose(0, 2, 1, 3).reshape(len(site.inputs), len(u), self.unknowns)
-        added = None
-        if shortcut is not None and site.clamp is not None and dense.shape == shape:
-            added = outputs(np.broadcast_to(shortcut, shape))
-        return Rows(np.ascontiguousarray(blocks), outputs(self.goal(dense, shortcut, shape)), added)
+        added = self.added(dense, shortcut, shape)
+        goal = outputs(self.goal(dense, shortcut, shape))
+        return Rows(np.ascontiguousarray(blocks), goal, None if added is None else outputs(added))
 
     def relaxed(self, rows: Rows, at: Coefficients) -> Rows:
         """Return the rows with targets moved to what is found, wherever the activation behind makes no difference.

@@ -15,6 +15,7 @@ from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.recover.elimination import Reader, eliminate
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
+from onnx_gconv.recover.newton import Half, Seen
 from onnx_gconv.recover.normal import (
     Coefficients,
     Doubles,
@@ -30,7 +31,7 @@ from onnx_gconv.recover.normal import (
     target_sums,
     variance,
 )
-from onnx_gconv.recover.pair import Half, Seen, find_pairs, fit_pair, samples_at_once
+from onnx_gconv.recover.pair import Scene, find_pairs, fit_pair, join, of_outputs, shared_out
 from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import MEMORY_BYTES, ActivationStore
 from onnx_gconv.recover.walk import Arrays, Stop, Walk, put_inputs
@@ -192,8 +193,12 @@ class _Fitter:
             total, rows = total.of_inputs(columns), rows.of_inputs(columns)
         new = solve(total, fit.before, damping=damping, has_intercept=site.has_intercept)
         self.errors.append(_error(site, total, fit, new))
+        together = None
         if site.name in self.pairs:
-            new = self._fit_pair(Half(fit, new, total), targets, inputs)
+            rows.forget()  # the pair has patches of its own to hold
+            together = self._fit_pair(Half(fit, new, total), targets, inputs)
+        if together is not None:
+            new = together
         elif site.clamp is not None:
             for _ in range(self.options.relaxations):
                 relaxed = rows.map(partial(_relaxed_sums, fit, new))
@@ -214,43 +219,36 @@ class _Fitter:
         inputs = site.inputs.reshape(each.space.channels, -1)[keep].reshape(1, -1)
         return replace(fit, site=replace(site, inputs=inputs)), rows[keep].reshape(-1)
 
-    def _fit_pair(self, second: Half, targets: Stop, inputs: Stop) -> Coefficients:
-        """Fit a site together with the one before it, whose weights change once more."""
+    def _fit_pair(self, second: Half, targets: Stop, inputs: Stop) -> Coefficients | None:
+        """Fit a site together with the one before it, whose weights change once more; None if that does not pay."""
         site = second.fit.site
-        first = self._leading.pop(self.pairs[site.name].name).of_outputs(site.inputs)
-        source = first.fit.site.source
+        first = of_outputs(self._leading.pop(self.pairs[site.name].name), site.inputs)
+        source, batches = first.fit.site.source, [batch for share in self.work.shares for batch in share]
+        images = inputs(batches[0])[source].shape[1:]
+        scene = Scene.of(first.fit, second.fit, images[1:])
+        if scene is None:
+            return None
 
-        def seen(batch: int) -> Seen:
-            arrays = inputs(batch)
-            return Seen(arrays[source], targets(batch)[site.target], arrays.get(site.shortcut))
+        def seen(batch: int, samples: int) -> Seen | None:
+            if not samples or (arrays := inputs(batch))[source].shape[1:] != images:
+                return None  # images of other sizes are passed over
+            rng = np.random.default_rng([self.options.seed, self.behind.stops, batch])
+            shortcut = arrays.get(site.shortcut)
+            return scene.seen(second.fit, arrays[source], targets(batch)[site.target], shortcut, samples=samples, rng=rng)
 
-        batches = [batch for share in self.work.shares for batch in share]
-        one = seen(batches[0])
-        at_once = max(1, int(self.work.memory_share * samples_at_once(first.fit, second.fit, one)) // len(one.images))
-        parts = _in_parts(batches[:at_once], self.options.jobs)
-        at_first, new = fit_pair(first, second, [_join([seen(batch) for batch in part]) for part in parts], self.work.pool)
-        self._keep(first.fit.tensors(at_first))
-        again = self.behind.again(site.source, given=source)
-        list(self.work.pool.map(again, batches))
-        return new
+        # Of all batches some: samples may come class by class.
+        found = self.work.pool.map(seen, batches, shared_out(scene.samples, len(batches)))
+        parts = join([each for each in found if each is not None])
+        fitted = fit_pair(first, second, scene.windows, parts, self.work.pool)
+        if fitted is None:
+            return None
+        self._keep(first.fit.tensors(fitted[0]))
+        list(self.work.pool.map(self.behind.again(site.source, given=source), batches))
+        return fitted[1]
 
     def _keep(self, tensors: Mapping[str, np.ndarray]) -> None:
         self.behind.constants.update(tensors)
         self.tensors |= tensors
-
-
-def _in_parts(batches: list[int], jobs: int) -> list[list[int]]:
-    """Return the batches in as many parts as threads, or twice as many where there are enough."""
-    count = min(len(batches), 2 * jobs)
-    return [batches[start::count] for start in range(count)]
-
-
-def _join(seen: list[Seen]) -> Seen:
-    if len(seen) == 1:
-        return seen[0]
-    shortcuts = [each.shortcut for each in seen if each.shortcut is not None]
-    images, dense = (np.concatenate([getattr(each, name) for each in seen]) for name in ("images", "dense"))
-    return Seen(images, dense, np.concatenate(shortcuts) if shortcuts else None)
 
 
 def site_reads(site: Site) -> set[str]:

@@ -80,11 +80,10 @@ class Sums:
                 getattr(self, name).__iadd__(getattr(other, name))
         return self
 
-
     def of_inputs(self, columns: NDArray[np.int64]) -> "Sums":
-        """Return the moments of some of the inputs; there must be one block."""
-        square = np.ix_([0], columns, columns)
-        return Sums(self.count, self.u[:, columns], self.t, self.uu[square], self.ut[:, columns], self.tt)
+        """Return the moments of some of the inputs, the same of each block."""
+        square = self.uu[:, columns[:, None], columns[None, :]]
+        return replace(self, u=self.u[:, columns], uu=square, ut=self.ut[:, columns])
 
 
 def add_up(parts: Iterable[Sums]) -> Sums:
@@ -190,10 +189,19 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
 
 
 def damped_gram(total: Sums, damping: float, *, has_intercept: bool) -> Doubles:
-    """Return the second moments that `solve` solves with, of one position on average."""
-    gram = _centred(total)[0] if has_intercept else total.uu
-    ridges = [_ridge(each, raw, damping) for each, raw in zip(gram, total.uu, strict=True)]
-    return np.asarray((gram + np.array(ridges)[:, None, None] * np.eye(gram.shape[1])) / total.count)
+    """Return the second moments that `solve` solves with, of one position on average.
+
+    Inputs that never vary are worth nothing whatever their weights are: theirs are zero, but for what keeps the matrix definite.
+    """
+    gram = _centred(total)[0] if has_intercept else total.uu.copy()
+    for block, raw in zip(gram, total.uu, strict=True):
+        ridge = np.full(len(block), _ridge(block, raw, damping))
+        still = np.diagonal(block) <= ROUNDING * np.diagonal(raw)
+        block[still], block[:, still] = 0.0, 0.0
+        ridge[still] *= ROUNDING
+        block[np.diag_indices(len(block))] += ridge
+    gram /= total.count
+    return gram
 
 
 def _ridge(gram: Doubles, raw: Doubles, damping: float) -> float:

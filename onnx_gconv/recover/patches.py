@@ -1,7 +1,7 @@
 """What a Conv sees: the patches of its input, and its output, at some positions."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -21,6 +21,29 @@ class Window:
     dilations: tuple[int, ...]
     begins: tuple[int, ...]  # padding
     ends: tuple[int, ...]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """How many inputs lie between the first and the last that a place sees, both counted."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    def places(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return how many places it has on each axis of an input of this size."""
+        return tuple(left // stride + 1 for left, stride in zip(self._left(size), self.strides, strict=True))
+
+    def unseen(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return how much at the end of each axis no place reaches, of the input and its padding."""
+        return tuple(left % stride for left, stride in zip(self._left(size), self.strides, strict=True))
+
+    def unpadded(self) -> "Window":
+        """Return the same without padding."""
+        none = (0,) * len(self.kernel)
+        return replace(self, begins=none, ends=none)
+
+    def _left(self, size: tuple[int, ...]) -> list[int]:
+        """Return what is left of each axis behind the first place."""
+        each = zip(size, self.begins, self.ends, self.extents, strict=True)
+        return [length + begin + end - extent for length, begin, end, extent in each]
 
 
 def window_of(conv: onnx.NodeProto, kernel: tuple[int, ...], size: tuple[int, ...]) -> Window:
@@ -48,8 +71,7 @@ def patches(images: NDArray[np.generic], window: Window) -> NDArray[np.generic]:
     rank = len(window.kernel)
     padding = [(0, 0), (0, 0), *zip(window.begins, window.ends, strict=True)]
     padded = np.pad(images, padding) if any(map(any, padding)) else images
-    extents = tuple((k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True))
-    view = sliding_window_view(padded, extents, axis=tuple(range(2, 2 + rank)))
+    view = sliding_window_view(padded, window.extents, axis=tuple(range(2, 2 + rank)))
     every = slice(None)
     strided = view[
         (every, every, *(slice(None, None, s) for s in window.strides), *(slice(None, None, d) for d in window.dilations))

@@ -48,6 +48,10 @@ class SharedRows:
         self._bytes = sum(rows.nbytes for rows in self._held.values())
         return self
 
+    def forget(self) -> None:
+        """Let go of what is held: the rows are made anew should they be asked for again."""
+        self._held, self._bytes = {}, 0
+
     def map(self, function: Callable[[Rows], Made]) -> Iterable[Made]:
         """Return what the function makes of each share, in their order, so that sums have always the same bits."""
         return self._work.pool.map(lambda share: function(self._get(share)), self._work.shares)
