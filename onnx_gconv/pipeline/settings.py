@@ -21,6 +21,7 @@ from onnx_gconv.solve.layer import Solver, SolverName
 
 SearchName = Literal["exact", "local"]
 CostName = Literal["log", "share", "sensitivity", "trial"]
+TrainGraph = Literal["auto", "compact", "masked"]
 GathersName = Literal["free", "shared", "none"]
 FormName = Literal["group", "width", "drop"]
 FormsLike = str | Sequence[str]  # "width,drop", or one name after the other, or "all"
@@ -124,6 +125,7 @@ class Learning(TypedDict, total=False):
     freeze_bn: bool
     val_split: float
     amp: bool
+    train_graph: TrainGraph
 
 
 class PlanWishes(GoalWishes, total=False):
