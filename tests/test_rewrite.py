@@ -14,9 +14,10 @@ from tiny import conv_net, get_tensor
 
 from onnx_gconv.errors import PlanError
 from onnx_gconv.plans import Plan, PlannedLayer, Totals
-from onnx_gconv.rewrite.group import diagonal_blocks, group
+from onnx_gconv.rewrite.group import group
 from onnx_gconv.rewrite.mask import dropped_share, mask
 from onnx_gconv.rewrite.match import match
+from onnx_gconv.rewrite.taken import take_blocks
 from onnx_gconv.verification import compare
 
 DTYPES = {"float32": (TensorProto.FLOAT, np.float32, 2e-6), "float16": (TensorProto.FLOAT16, np.float16, 5e-3)}
@@ -224,5 +225,5 @@ def test_the_blocks_are_the_diagonal_of_the_permuted_weight() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 4, 1, 1))
     in_order, out_order = np.array([2, 0, 1, 3]), np.array([1, 3, 0, 2])
     permuted = weight[out_order][:, in_order]
-    blocks = diagonal_blocks(weight, 1, 2, in_order, out_order)
+    blocks = take_blocks("w", weight.shape, 1, 2, (in_order, out_order)).of(weight)
     assert np.array_equal(blocks, np.concatenate([permuted[:2, :2], permuted[2:, 2:]]))

@@ -14,7 +14,7 @@ from onnx_gconv.errors import DataError, TrainingError  # noqa: E402
 from onnx_gconv.torch import checkpoint, load  # noqa: E402
 from onnx_gconv.torch.augment import Draw, augmented, draw  # noqa: E402
 from onnx_gconv.torch.checkpoint import Checkpoint  # noqa: E402
-from onnx_gconv.torch.landmarks import WithLandmarks, landmarks  # noqa: E402
+from onnx_gconv.torch.landmarks import Sight, WithLandmarks, block_ends, landmarks  # noqa: E402
 from onnx_gconv.torch.loss import TEMPERATURE, Landmark, Loss  # noqa: E402
 from onnx_gconv.torch.schedule import factor  # noqa: E402
 from onnx_gconv.torch.spool import Samples, Spool, spooled  # noqa: E402
@@ -110,10 +110,11 @@ def test_landmarks_are_where_branches_join_behind_the_activation(rng: np.random.
     )
     program = load(model).program
     # `b` adds a constant; `t` has other readers besides its Relu.
-    assert landmarks(program, program) == ("r", "t", "q")
+    assert block_ends(program) == landmarks(block_ends(program), program, program) == ("r", "t", "q")
     straight = load(conv_net()).program
-    assert landmarks(straight, straight) == tuple(node.outputs[0] for node in straight.nodes if node.op == "Relu") != ()
-    assert landmarks(program, straight) == ()
+    relus = tuple(node.outputs[0] for node in straight.nodes if node.op == "Relu")
+    assert block_ends(straight) == landmarks(relus, straight, straight) == relus != ()
+    assert landmarks(block_ends(program), program, straight) == ()
 
 
 def test_landmarks_count_as_much_as_they_are_told_and_only_as_far_as_the_teacher_does(rng: np.random.Generator) -> None:
@@ -289,15 +290,16 @@ def test_half_precision_on_the_cpu_learns_too() -> None:
 def test_a_checkpoint_of_another_training_is_refused_with_what_differs(tmp_path: Path) -> None:
     path = checkpoint.path_beside(tmp_path / "tuned.onnx")
     with pytest.raises(TrainingError, match="there is no checkpoint"):
-        checkpoint.read(path, {})
+        checkpoint.read(path)
     checkpoint.write(Checkpoint({"--lr": "0.1", "data": "a"}, {"w": torch.ones(2)}, {}, {}, [{"epoch": 0}]), path)
-    found = checkpoint.read(path, {"--lr": "0.1", "data": "a"})
+    found = checkpoint.read(path)
+    checkpoint.require_same(found, {"--lr": "0.1", "data": "a"}, path)
     assert torch.equal(found.weights["w"], torch.ones(2))
     with pytest.raises(TrainingError, match=r"its --lr was '0.1', now it is '0.2'"):
-        checkpoint.read(path, {"--lr": "0.2", "data": "a"})
+        checkpoint.require_same(found, {"--lr": "0.2", "data": "a"}, path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(TrainingError, match="cannot be read"):
-        checkpoint.read(path, {})
+        checkpoint.read(path)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

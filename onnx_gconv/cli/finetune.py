@@ -20,7 +20,7 @@ any, else from the outputs of the dense model. Ctrl-C ends it early and keeps th
   torchrun --nproc-per-node 4 -m onnx_gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx
 """
 AUGMENTATIONS = ("crop", "flip")
-LEARNING = ("distill", "epochs", "lr", "batch_size", "schedule", "augment", "freeze_bn", "val_split", "amp")
+LEARNING = ("distill", "epochs", "lr", "batch_size", "schedule", "augment", "freeze_bn", "val_split", "amp", "train_graph")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +74,13 @@ def add_device(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     running = parser.add_argument_group("running")
     running.add_argument(
         "--device", default="auto", metavar="DEVICE", help="auto (default: a GPU if there is one), cpu, cuda, cuda:1"
+    )
+    running.add_argument(
+        "--train-graph",
+        choices=("auto", "compact", "masked"),
+        default="auto",
+        help="the graph to train: what the plan leaves (compact), the whole model with its zeros held (masked), or the one in which "
+        "a few steps are faster (default); the result is the masked model, the same but for rounding",
     )
     running.add_argument("--amp", action="store_true", help="compute in half precision where that is safe: faster on GPUs")
     return running

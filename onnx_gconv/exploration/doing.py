@@ -15,7 +15,7 @@ from onnx_gconv.errors import GconvError
 from onnx_gconv.evaluation import evaluate
 from onnx_gconv.exploration.goal import Brief, Goal, Tuning
 from onnx_gconv.exploration.point import Point, planned_point
-from onnx_gconv.listener import ignore
+from onnx_gconv.listener import SILENT, ignore
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original, open_original
 from onnx_gconv.pipeline.planned import Planned
@@ -170,7 +170,7 @@ class _Work:
         with self.watch("finetune"), assembled(tuning.device) as team:
             data = open_data(tuning.data, original.model, preprocessing=self.settings.preprocessing)
             task = Task(start, plan, original.model if how.distill > 0 else None, data, original.given_shapes)
-            tuned = finetune(task, how, team, output=output, resume=False, on_step=ignore, on_epoch=ignore)
+            tuned = finetune(task, how, team, output=output, resume=False, listener=SILENT, on_epoch=ignore)
         checkpoint.path_beside(output).unlink()  # only a training that stopped needs it
         best = {name: value for name, value in vars(tuned.best).items() if name != "seconds"}
         rewritten = self._written(job, tuned.model, matched, output.name)

@@ -89,6 +89,13 @@ class Constants:
             found[self.origin(value.name)].add(("", -1))
         return found
 
+    def stored_in(self, name: str) -> set[str]:
+        """Return the stored tensors that a constant is made of: itself, if it is one."""
+        name = self.origin(name)
+        if self.is_stored(name):
+            return {name}
+        return {tensor for node in self._upstream(name) for tensor in (*node.input, *node.output) if self.is_stored(tensor)}
+
     def quantised(self, name: str) -> bool:
         """Return whether the tensor comes out of a QuantizeLinear or DequantizeLinear."""
         return any(node.op_type in QUANTISING for node in self._upstream(name))

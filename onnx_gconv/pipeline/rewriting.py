@@ -61,9 +61,7 @@ def rewrite(
 
     verification = None
     if settings.verify:
-        changed = [each.layer.name for each in matched.layers] + [each.space.name for each in matched.spaces]
-        changed += [branch.add for branch in matched.dropped]
-        inner = {name: placement.read.get(name) for name in changed}
+        inner = {name: placement.read.get(name) for name in matched.changed}
         verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, seed=settings.seed)
     else:
         listener.warn("not verified: --no-verify was given")

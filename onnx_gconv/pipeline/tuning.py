@@ -2,20 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import onnx
 
 from onnx_gconv.cores import one_blas_thread
 from onnx_gconv.data.batch import Data
 from onnx_gconv.data.open import DataLike, open_data
-from onnx_gconv.errors import DataError, TrainingError
+from onnx_gconv.errors import DataError, TrainingError, UsageError
 from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.model.file import save_model
 from onnx_gconv.pipeline.applying import PlanLike, plan_of
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import ModelLike, Original, open_original
 from onnx_gconv.pipeline.recovering import open_samples, recovered
-from onnx_gconv.pipeline.settings import Learning, Settings
+from onnx_gconv.pipeline.settings import Learning, Settings, TrainGraph
 from onnx_gconv.rewrite.mask import dropped_share, mask
 from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.torch.finetuning import Task, Tuned, metrics_beside
@@ -56,7 +57,7 @@ def tune(lesson: Lesson, settings: Settings, listener: Listener) -> tuple[Tuned,
             team,
             output=lesson.output,
             resume=lesson.resume,
-            on_step=story.phase("tuning"),
+            listener=story,
             on_epoch=lambda record: _tell(record, how, story, has_labels=data.has_labels),
         )
         if not team.is_first:
@@ -75,6 +76,9 @@ def training_settings(learning: Learning, data: Data, *, seed: int) -> TrainingS
             f"'{data.name}' has no labels, so --distill {distill:g} has nothing to take the rest of the loss from.",
             hint="--distill 1, or data with labels",
         )
+    graph = learning.get("train_graph", "auto")
+    if graph not in get_args(TrainGraph):
+        raise UsageError(f"--train-graph {graph!r} is not known: choose from {', '.join(get_args(TrainGraph))}")
     augment = learning.get("augment", ())
     return TrainingSettings(
         epochs=learning.get("epochs", 10),
@@ -88,6 +92,7 @@ def training_settings(learning: Learning, data: Data, *, seed: int) -> TrainingS
         seed=seed,
         freeze_bn=learning.get("freeze_bn", False),
         val_split=learning.get("val_split", 0.1),
+        train_graph=graph,
     )
 
 

@@ -1,40 +1,105 @@
 """What a dropped residual branch leaves behind: the constant that its last Conv gives when all its weights are zero."""
 
+from dataclasses import dataclass
+
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.model.widths import Branch
+from onnx_gconv.rewrite.taken import Taken
 from onnx_gconv.solve.grouping import Order
 
 BATCH_NORMALIZATION_EPSILON = 1e-5  # where the node does not say
+SHIFT, MEAN = 2, 3  # slots of a BatchNormalization
 
 
-def drop(surgery: Surgery, constants: Constants, branch: Branch, order: Order | None) -> None:
+@dataclass(frozen=True, eq=False)
+class Remnant:
+    """The constant that stands for a branch: taken from a stored tensor as it is, or else computed with several."""
+
+    name: str
+    taken: Taken | None
+    computed_with: frozenset[str]
+
+
+def drop(surgery: Surgery, constants: Constants, branch: Branch, order: Order | None) -> Remnant:
     """Let the Add of a branch read a constant instead, in the order of its channels; nobody reads the branch any more."""
-    add, last = surgery.node_of(branch.add), surgery.node_of(branch.name)
+    add, (last, norm) = surgery.node_of(branch.add), _ends(surgery, branch)
     weight = constants.value(last.inputs[1].name)
-    values = _remnant(last, surgery.node_of(branch.end) if branch.end != branch.name else None, constants)
-    kept = values if order is None else values[order]
+    values = _remnant(last, norm, constants).astype(weight.dtype)
+    kept = np.arange(len(values)) if order is None else order
     shape = 1, len(kept), *[1] * (weight.ndim - 2)
-    constant = surgery.constant(surgery.unique(f"{branch.end}_mean"), kept.reshape(shape).astype(weight.dtype))
+    name = surgery.unique(f"{branch.end}_mean")
+    constant = surgery.constant(name, values[kept].reshape(shape))
     for slot, tensor in enumerate(add.inputs):
         if tensor.name == branch.end:
             add.inputs[slot] = constant
+    source = _stored_remnant(last, norm, constants)
+    is_same = source and np.array_equal(constants.value(source), values) and constants.value(source).dtype == values.dtype
+    read = [*last.inputs[2:], *(norm.inputs[1:] if norm is not None else ())]
+    computed_with = frozenset[str]().union(*(constants.stored_in(tensor.name) for tensor in read if tensor.name))
+    return Remnant(name, Taken(source, (kept,), shape) if is_same else None, computed_with)
+
+
+def settle(model: onnx.ModelProto, branches: tuple[Branch, ...]) -> onnx.ModelProto:
+    """Return the masked model with the constant of each dropped branch in one place: the shift of its normalization.
+
+    The mean becomes the last Conv's bias, which it is the mean of. The function stays the same. In training, when statistics are
+    those of the batch, a masked branch gives its shift; and a trained constant has a place to return to. What others read as
+    well stays as it is.
+    """
+    if all(branch.end == branch.name for branch in branches):
+        return model
+    constants, surgery = Constants(model), Surgery(model)
+    for branch in branches:
+        last, norm = _ends(surgery, branch)
+        if norm is None:
+            continue
+        shift, mean = (constants.origin(norm.inputs[slot].name) for slot in (SHIFT, MEAN))
+        if all(constants.is_stored(name) and len(constants.readers(name)) == 1 for name in (shift, mean)):
+            surgery.constant(shift, _remnant(last, norm, constants).astype(constants.value(shift).dtype))
+            surgery.constant(mean, _bias(last, constants).astype(constants.value(mean).dtype))
+    return surgery.finish()
+
+
+def _ends(surgery: Surgery, branch: Branch) -> tuple[gs.Node, gs.Node | None]:
+    """Return the branch's last Conv, and the normalization behind it."""
+    return surgery.node_of(branch.name), surgery.node_of(branch.end) if branch.end != branch.name else None
 
 
 def _remnant(last: gs.Node, norm: gs.Node | None, constants: Constants) -> NDArray[np.float64]:
     """Return the last Conv's bias, sent through the normalization behind it."""
-
-    def floats(tensor: gs.Tensor) -> NDArray[np.float64]:
-        return constants.value(tensor.name).astype(np.float64)
-
-    has_bias = len(last.inputs) > 2 and last.inputs[2].name
-    bias = floats(last.inputs[2]) if has_bias else np.zeros(constants.value(last.inputs[1].name).shape[0])
+    bias = _bias(last, constants)
     if norm is None:
         return bias
-    scale, shift, mean, variance = map(floats, norm.inputs[1:5])
+    scale, shift, mean, variance = (_floats(tensor, constants) for tensor in norm.inputs[1:5])
     epsilon = norm.attrs.get("epsilon", BATCH_NORMALIZATION_EPSILON)
     return np.asarray(scale * (bias - mean) / np.sqrt(variance + epsilon) + shift)
+
+
+def _stored_remnant(last: gs.Node, norm: gs.Node | None, constants: Constants) -> str:
+    """Return the tensor that holds the remnant as it is: the bias, or the shift of a normalization that is settled; "" if none."""
+    if norm is None:
+        source = constants.origin(last.inputs[2].name) if _has_bias(last) else ""
+    else:
+        is_settled = np.array_equal(_bias(last, constants), _floats(norm.inputs[MEAN], constants))
+        source = constants.origin(norm.inputs[SHIFT].name) if is_settled else ""
+    return source if source and constants.is_stored(source) else ""
+
+
+def _has_bias(last: gs.Node) -> bool:
+    return len(last.inputs) > 2 and bool(last.inputs[2].name)
+
+
+def _bias(last: gs.Node, constants: Constants) -> NDArray[np.float64]:
+    if _has_bias(last):
+        return _floats(last.inputs[2], constants)
+    return np.zeros(constants.value(last.inputs[1].name).shape[0])
+
+
+def _floats(tensor: gs.Tensor, constants: Constants) -> NDArray[np.float64]:
+    return constants.value(tensor.name).astype(np.float64)

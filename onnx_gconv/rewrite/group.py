@@ -5,6 +5,7 @@ Narrowed spaces lose their channels everywhere, and dropped branches their nodes
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -21,10 +22,33 @@ from onnx_gconv.rewrite.dropped import drop
 from onnx_gconv.rewrite.lowering import LoweringName, lower
 from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.rewrite.placement import BlockConv, GatherAt, Placed, Placement, is_identity, place
+from onnx_gconv.rewrite.taken import Follow, Taken, take_along, take_blocks
 from onnx_gconv.solve.grouping import Order
 
-Follow = tuple[int, Order, int]  # an axis of a constant, the order it follows, and how many numbers in a row each channel has
-Shared = dict[tuple[object, ...], str]  # constants made so far, so that equal ones are written once
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A model rewritten, and what its constants come from. Those that nothing is said of are as they were, or new."""
+
+    model: onnx.ModelProto
+    taken: Mapping[str, Taken]  # by name
+    computed_with: frozenset[str]  # stored tensors of the model that new constants were computed from
+
+
+@dataclass(frozen=True, eq=False)
+class _Edit:
+    """A model on its way. `shared` are the constants and Gathers made so far, so that equal ones are written once.
+
+    `by_place`: constants count as equal if they were taken from the same places. Otherwise it is enough that their numbers are
+    the same, which may end when they are trained.
+    """
+
+    surgery: Surgery
+    constants: Constants
+    by_place: bool
+    shared: dict[tuple[object, ...], str] = field(default_factory=dict)
+    taken: dict[str, Taken] = field(default_factory=dict)
+    computed_with: set[str] = field(default_factory=set)
 
 
 def group(model: onnx.ModelProto, matched: Matched, *, shapes: Mapping[str, Shape] | None = None) -> onnx.ModelProto:
@@ -66,26 +90,40 @@ def carry_out(
     With x' = x[in_order] and y' = y[out_order], the kept weights are the diagonal blocks of W[out_order][:, in_order], so
     y' is a grouped Conv of x'.
     """
-    constants = Constants(model)
-    surgery = Surgery(model)
-    shared: Shared = {}
-    for branch in matched.dropped:
-        drop(surgery, constants, branch, placement.read.get(branch.add))
-    existing = {each.layer.name: each.layer.groups for each in matched.layers}
-    for placed in placement.convs:
-        conv = placed.conv
-        _write_blocks(surgery, constants, placed, existing.get(conv.name, conv.groups), shared)
-    done = {placed.conv.name for placed in placement.convs}.union(*(branch.nodes for branch in matched.dropped))
-    _permute_constants(surgery, constants, placement, shared, done)
-    _write_numbers(surgery, constants, placement, shared)
-    planned = [surgery.node_of(name) for name in existing]
-    for gather in placement.gathers:
-        _write_gather(surgery, gather, shared)
+    edit = _Edit(Surgery(model), Constants(model), by_place=False)
+    grouped = _rewrite(edit, matched, placement)
     if lowering != "group":
         opset = next(entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS)
-        for node in planned:
-            lower(surgery, node, lowering, opset)
-    return surgery.finish(placement.narrowed)
+        for node in grouped:
+            lower(edit.surgery, node, lowering, opset)
+    return edit.surgery.finish(placement.narrowed)
+
+
+def write(model: onnx.ModelProto, matched: Matched, placement: Placement) -> Written:
+    """Return the model rewritten to a placement, with the same constants whatever numbers they hold."""
+    edit = _Edit(Surgery(model), Constants(model), by_place=True)
+    _rewrite(edit, matched, placement)
+    return Written(edit.surgery.finish(placement.narrowed), edit.taken, frozenset(edit.computed_with))
+
+
+def _rewrite(edit: _Edit, matched: Matched, placement: Placement) -> list[gs.Node]:
+    """Do all that a plan says, and return its grouped Convs."""
+    for branch in matched.dropped:
+        remnant = drop(edit.surgery, edit.constants, branch, placement.read.get(branch.add))
+        if remnant.taken is not None:
+            edit.taken[remnant.name] = remnant.taken
+        else:
+            edit.computed_with.update(remnant.computed_with)
+    existing = {each.layer.name: each.layer.groups for each in matched.layers}
+    for placed in placement.convs:
+        _write_blocks(edit, placed, existing.get(placed.conv.name, placed.conv.groups))
+    done = {placed.conv.name for placed in placement.convs}.union(*(branch.nodes for branch in matched.dropped))
+    _permute_constants(edit, placement, done)
+    _write_numbers(edit, placement)
+    grouped = [edit.surgery.node_of(name) for name in existing]  # a Gather may take over the name of what a Conv writes
+    for gather in placement.gathers:
+        _write_gather(edit, gather)
+    return grouped
 
 
 def _block_convs(model: onnx.ModelProto, spaces: Spaces, matched: Matched) -> list[BlockConv]:
@@ -104,36 +142,22 @@ def _block_convs(model: onnx.ModelProto, spaces: Spaces, matched: Matched) -> li
     return result
 
 
-def _write_blocks(surgery: Surgery, constants: Constants, placed: Placed, existing: int, shared: Shared) -> None:
+def _write_blocks(edit: _Edit, placed: Placed, existing: int) -> None:
     """Give a grouped Conv the weight and bias for the orders in which it reads and writes."""
     conv = placed.conv
-    node = surgery.node_of(conv.name)
+    node = edit.surgery.node_of(conv.name)
     if existing == conv.groups and is_identity(placed.in_order) and is_identity(placed.out_order):
         return
-    weight = node.inputs[1].name
-
-    def blocks() -> NDArray[np.generic]:
-        return diagonal_blocks(constants.value(weight), existing, conv.groups, placed.in_order, placed.out_order)
-
-    key = constants.origin(weight), existing, conv.groups, placed.in_order.tobytes(), placed.out_order.tobytes()
-    node.inputs[1] = _constant(surgery, shared, key, f"{constants.origin(weight)}_g{conv.groups}", blocks)
+    origin = edit.constants.origin(node.inputs[1].name)
+    weight = edit.constants.value(origin)
+    taken = take_blocks(origin, weight.shape, existing, conv.groups, (placed.in_order, placed.out_order))
+    node.inputs[1] = _constant(edit, taken.key, f"{origin}_g{conv.groups}", lambda: taken.of(weight), taken)
     node.attrs["group"] = conv.groups
     if len(node.inputs) > 2 and node.inputs[2].name:
-        _permute(surgery, constants, node, 2, [(0, placed.out_order, 1)], shared)
+        _permute(edit, node, 2, [(0, placed.out_order, 1)])
 
 
-def diagonal_blocks(
-    weight: NDArray[np.generic], existing: int, groups: int, in_order: Order, out_order: Order
-) -> NDArray[np.generic]:
-    """Return the diagonal blocks of the permuted weight: (Cout, Cin / G, *kernel)."""
-    outputs, inputs = out_order.reshape(groups, -1), in_order.reshape(groups, -1)
-    # The weight of a Conv that has groups already holds only its own group's columns: count them from there.
-    columns = inputs - inputs[:, :1] // weight.shape[1] * weight.shape[1] if existing > 1 else inputs
-    blocks = weight[outputs[:, :, None], columns[:, None, :]]
-    return np.ascontiguousarray(blocks.reshape(len(out_order), -1, *weight.shape[2:]))
-
-
-def _permute_constants(surgery: Surgery, constants: Constants, placement: Placement, shared: Shared, done: set[str]) -> None:
+def _permute_constants(edit: _Edit, placement: Placement, done: set[str]) -> None:
     """Let every constant follow the order of the channels it is tied to; `done` are nodes that have theirs, or are gone."""
     by_input: dict[tuple[str, int], list[Follow]] = defaultdict(list)
     for tie in placement.spaces.ties:
@@ -142,58 +166,60 @@ def _permute_constants(surgery: Surgery, constants: Constants, placement: Placem
         if tie.tensor in orders and tie.node not in done:
             by_input[tie.node, tie.slot].append((tie.dim, orders[tie.tensor], placement.spaces.axes[tie.tensor].repeat))
     for (name, slot), follows in by_input.items():
-        node = surgery.node_of(name)
-        _permute(surgery, constants, node, slot, follows, shared)
+        node = edit.surgery.node_of(name)
+        _permute(edit, node, slot, follows)
         if node.op == "Conv" and node.attrs.get("group", 1) > 1:  # depthwise: one group for each channel that is left
             node.attrs["group"] = len(placement.produced[name])
 
 
-def _permute(surgery: Surgery, constants: Constants, node: gs.Node, slot: int, follows: list[Follow], shared: Shared) -> None:
+def _permute(edit: _Edit, node: gs.Node, slot: int, follows: list[Follow]) -> None:
     """Put the constant in an input slot into these orders, axis by axis."""
-    name = node.inputs[slot].name
-    value = original = constants.value(name)
-    for dim, order, repeat in follows:
-        value = np.take(value, (order[:, None] * repeat + np.arange(repeat)).reshape(-1), axis=dim)
-    if not np.array_equal(value, original):  # one number throughout may be shared with others: leave it, as long as it can
-        is_one_number = bool((value == value.flat[0]).all())
-        orders = value.shape if is_one_number else tuple((dim, order.tobytes()) for dim, order, _ in follows)
-        key = constants.origin(name), orders
-        node.inputs[slot] = _constant(
-            surgery, shared, key, f"{constants.origin(name)}_ordered", lambda: np.ascontiguousarray(value)
-        )
+    origin = edit.constants.origin(node.inputs[slot].name)
+    original = edit.constants.value(origin)
+    taken = take_along(origin, original.shape, follows)
+    value = taken.of(original)
+    # One number throughout may be shared with others: leave it, as long as it can.
+    if taken.is_all_of(original) or (not edit.by_place and np.array_equal(value, original)):
+        return
+    is_one_number = not edit.by_place and bool((value == value.flat[0]).all())
+    key = (origin, value.shape) if is_one_number else taken.key
+    node.inputs[slot] = _constant(edit, key, f"{origin}_ordered", lambda: value, taken)
 
 
-def _write_numbers(surgery: Surgery, constants: Constants, placement: Placement, shared: Shared) -> None:
+def _write_numbers(edit: _Edit, placement: Placement) -> None:
     """Put the new number of channels wherever a node has the old one among its sizes."""
     by_input: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
     for measure in placement.spaces.measures:
         if measure.tensor in placement.narrowed:
             by_input[measure.node, measure.slot][measure.index] = placement.narrowed[measure.tensor]
     for (name, slot), numbers in by_input.items():
-        node = surgery.node_of(name)
+        node = edit.surgery.node_of(name)
         if slot < 0:
             node.attrs["split"] = [numbers.get(index, number) for index, number in enumerate(node.attrs["split"])]
             continue
-        origin = constants.origin(node.inputs[slot].name)
-        sizes = constants.value(origin).copy()
+        origin = edit.constants.origin(node.inputs[slot].name)
+        sizes = edit.constants.value(origin).copy()
         np.put(sizes, list(numbers), list(numbers.values()))
-        node.inputs[slot] = _constant(surgery, shared, (origin, sizes.tobytes()), f"{origin}_narrowed", sizes.copy)
+        node.inputs[slot] = _constant(edit, (origin, sizes.tobytes()), f"{origin}_narrowed", sizes.copy)
 
 
 def _constant(
-    surgery: Surgery, shared: Shared, key: tuple[object, ...], name: str, make: Callable[[], NDArray[np.generic]]
+    edit: _Edit, key: tuple[object, ...], name: str, make: Callable[[], NDArray[np.generic]], taken: Taken | None = None
 ) -> gs.Tensor:
     """Return the constant of this key, made at its first use."""
-    if key not in shared:
-        shared[key] = surgery.unique(name)
-        surgery.constant(shared[key], make())
-    return surgery.tensor(shared[key])
+    if key not in edit.shared:
+        edit.shared[key] = edit.surgery.unique(name)
+        edit.surgery.constant(edit.shared[key], make())
+        if taken is not None:
+            edit.taken[edit.shared[key]] = taken
+    return edit.surgery.tensor(edit.shared[key])
 
 
-def _write_gather(surgery: Surgery, gather: GatherAt, shared: Shared) -> None:
+def _write_gather(edit: _Edit, gather: GatherAt) -> None:
+    surgery, shared = edit.surgery, edit.shared
     # int32: TensorRT adds a cast for every int64 index.
     indices = gather.indices.astype(np.int32)
-    order = _constant(surgery, shared, ("order", indices.tobytes()), f"{gather.layer}_order", lambda: indices)
+    order = _constant(edit, ("order", indices.tobytes()), f"{gather.layer}_order", lambda: indices)
     if not gather.conv:  # behind the producer: every reader finds the result under the old name
         producer = surgery.node_of(gather.tensor)
         result, before = producer.outputs[0], surgery.variable(f"{gather.tensor}_grouped")

@@ -63,13 +63,19 @@ def _masks(model: onnx.ModelProto, constants: Constants, matched: Matched) -> It
 def mask(model: onnx.ModelProto, matched: Matched) -> onnx.ModelProto:
     """Return the model with dropped weights zero and all names kept: the hand-off to any framework.
 
-    A weight that something else reads as well is masked in a copy: editing it in place would change the other reader.
+    A weight that something else reads as well is masked in a copy: editing it in place would change the other reader. The
+    constants of `matched.own` become copies, too.
     """
     constants = Constants(model)
     surgery = Surgery(model)
     by_weight: dict[str, list[Mask]] = {}
     for each in _masks(model, constants, matched):
         by_weight.setdefault(each.weight, []).append(each)
+    for node, slot in sorted(matched.own):
+        inputs = surgery.node_of(node).inputs
+        origin = constants.origin(inputs[slot].name)
+        if len(constants.readers(origin)) > 1:  # not yet in a model that is masked already
+            inputs[slot] = surgery.constant(surgery.unique(f"{origin}_own"), constants.value(origin))
     for name, users in by_weight.items():
         in_place = constants.is_stored(name) and constants.readers(name) == {(user.node, 1) for user in users}
         masked: dict[tuple[object, ...], str] = {}

@@ -1,6 +1,6 @@
 """A plan matched with a model: names and shapes agree; weights may differ, a fine-tuned model matches too."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -42,6 +42,9 @@ class Matched:
 
     Of a node that reads or writes narrowed channels, `inputs` and `outputs` say which of its own are left, by its first output:
     the columns and the rows of its weight. A dropped branch's last Conv has no inputs.
+
+    `own` are constants of nodes on such channels that other nodes read as well, by node and slot. They follow the channels
+    because they are one number throughout; a training would end that, unless the masked model gives each its own.
     """
 
     layers: tuple[MatchedLayer, ...] = ()
@@ -49,6 +52,7 @@ class Matched:
     dropped: tuple[Branch, ...] = ()
     inputs: Mapping[str, Order] = field(default_factory=dict)
     outputs: Mapping[str, Order] = field(default_factory=dict)
+    own: frozenset[tuple[str, int]] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.layers or self.spaces or self.dropped)
@@ -65,6 +69,12 @@ class Matched:
                     inputs[name] = (keep[:, None] * pixels + np.arange(pixels)).reshape(-1)
                 outputs |= dict.fromkeys((*space.writers, *space.passing), keep)
         return replace(self, spaces=tuple(spaces), inputs=inputs, outputs=outputs)
+
+    @property
+    def changed(self) -> list[str]:
+        """A tensor of each thing that the plan changes: what tells whether that was done right, if the outputs do not."""
+        narrowed = [each.space.name for each in self.spaces]
+        return [each.layer.name for each in self.layers] + narrowed + [branch.add for branch in self.dropped]
 
     @property
     def keeps(self) -> dict[int, Order]:
@@ -92,7 +102,7 @@ def match(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | N
         result.append(_match_layer(layer, planned))
     # A plan may say in so many words that a layer keeps the groups it has.
     grouped = tuple(matched for matched in result if matched.groups != matched.layer.groups)
-    return Matched(grouped, narrowing.spaces, narrowing.dropped, narrowing.inputs, narrowing.outputs)
+    return Matched(grouped, narrowing.spaces, narrowing.dropped, narrowing.inputs, narrowing.outputs, narrowing.own)
 
 
 class _Narrowing:
@@ -103,6 +113,7 @@ class _Narrowing:
         self.dropped: tuple[Branch, ...] = ()
         self.inputs: dict[str, Order] = {}
         self.outputs: dict[str, Order] = {}
+        self.own: frozenset[tuple[str, int]] = frozenset()
         if not plan.spaces and not plan.dropped:
             return
         known = infer(model, input_shapes(model, {})) if shapes is None else shapes
@@ -121,6 +132,20 @@ class _Narrowing:
                 side = self.inputs if is_read(tie) else self.outputs
                 side[tie.node] = (places[:, None] * axis.repeat + np.arange(axis.repeat)).reshape(-1)
         self.inputs |= {branch.name: np.arange(0) for branch in self.dropped}
+        self.own = frozenset(self._shared(model, constants, spaces, keeps.keys()))
+
+    def _shared(
+        self, model: onnx.ModelProto, constants: Constants, spaces: Spaces, narrowed: Collection[int]
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the constants that nodes on narrowed channels, or in dropped branches, share with other nodes."""
+        nodes = {node.output[0]: node for node in model.graph.node if node.output}
+        gone = frozenset[str]().union(*(branch.nodes for branch in self.dropped))
+        for tie in spaces.ties:
+            node = nodes[tie.node]
+            atoms = {atom for name in (*node.input, *node.output) if name in spaces.axes for atom in spaces.axes[name].atoms}
+            is_touched = tie.node in gone or not atoms.isdisjoint(narrowed)
+            if is_touched and len(constants.readers(constants.origin(node.input[tie.slot]))) > 1:
+                yield tie.node, tie.slot
 
     def _require_present(self, plan: Plan) -> None:
         """Refuse to do anything to what lies in a dropped branch, or to drop both sides of an Add."""

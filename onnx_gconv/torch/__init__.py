@@ -6,8 +6,11 @@ from pathlib import Path
 import onnx
 
 from onnx_gconv.model.file import load as load_file
-from onnx_gconv.model.shapes import Shape
+from onnx_gconv.model.network import settle_shapes
+from onnx_gconv.model.shapes import Shape, input_shapes
 from onnx_gconv.plans import Plan, read_plan
+from onnx_gconv.rewrite.match import match
+from onnx_gconv.runtime import observe_shapes
 from onnx_gconv.torch.comparing import require_equal
 from onnx_gconv.torch.importing import build
 from onnx_gconv.torch.masks import hold_masks
@@ -35,5 +38,8 @@ def load(
     module = build(proto)
     require_equal(module, proto, shapes=shapes, seed=seed)
     if plan is not None:
-        hold_masks(module, proto, plan if isinstance(plan, Plan) else read_plan(Path(plan)), shapes=shapes or {})
+        plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))
+        needs_shapes = plan.spaces or plan.dropped
+        tensors = settle_shapes(proto, input_shapes(proto, shapes or {}), observe=observe_shapes) if needs_shapes else None
+        hold_masks(module, proto, match(proto, plan, shapes=tensors))
     return module

@@ -30,17 +30,21 @@ def write(checkpoint: Checkpoint, path: Path) -> None:
         torch.save(vars(checkpoint), staging / path.name)
 
 
-def read(path: Path, purpose: Mapping[str, str]) -> Checkpoint:
-    """Return the state in the file, if it belongs to this training."""
+def read(path: Path) -> Checkpoint:
+    """Return the state in the file."""
     if not path.exists():
         raise TrainingError(f"there is no checkpoint '{path}' to resume.", hint="leave out --resume to start afresh")
     try:
-        checkpoint = Checkpoint(**torch.load(path, map_location="cpu", weights_only=True))
+        return Checkpoint(**torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise TrainingError(
             f"the checkpoint '{path}' cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}.",
             hint="delete it and leave out --resume to start afresh",
         ) from error
+
+
+def require_same(checkpoint: Checkpoint, purpose: Mapping[str, str], path: Path) -> None:
+    """Refuse the checkpoint in this file if it is of another training."""
     changed = sorted(
         name for name in purpose.keys() | checkpoint.purpose.keys() if purpose.get(name) != checkpoint.purpose.get(name)
     )
@@ -51,7 +55,6 @@ def read(path: Path, purpose: Mapping[str, str]) -> Checkpoint:
             f"now it is {purpose.get(name)!r}.",
             hint="use the same model, plan, data and flags, or leave out --resume to start afresh",
         )
-    return checkpoint
 
 
 def path_beside(output: Path) -> Path:

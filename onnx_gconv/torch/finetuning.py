@@ -12,18 +12,20 @@ from torch import Tensor
 from onnx_gconv.data.batch import Data
 from onnx_gconv.errors import TrainingError
 from onnx_gconv.files import write_text
-from onnx_gconv.listener import OnProgress
+from onnx_gconv.listener import Listener
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.plans import Plan
-from onnx_gconv.torch import checkpoint, load, save_back
+from onnx_gconv.torch import checkpoint, load
 from onnx_gconv.torch.checkpoint import Checkpoint
-from onnx_gconv.torch.comparing import require_equal
+from onnx_gconv.torch.graphs import Graphs, Student
 from onnx_gconv.torch.module import OnnxModule
+from onnx_gconv.torch.rehearsing import rehearsed
 from onnx_gconv.torch.spool import spooled
 from onnx_gconv.torch.team import Team
 from onnx_gconv.torch.training import Record, Training, TrainingSettings
 
 OnEpoch = Callable[[Record], None]
+GRAPH = "--train-graph"  # in a checkpoint's purpose
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,37 +50,68 @@ class Tuned:
 
 
 def finetune(
-    task: Task, settings: TrainingSettings, team: Team, *, output: Path, resume: bool, on_step: OnProgress, on_epoch: OnEpoch
+    task: Task, settings: TrainingSettings, team: Team, *, output: Path, resume: bool, listener: Listener, on_epoch: OnEpoch
 ) -> Tuned:
     """Return the best model by the validation split; Ctrl-C ends the training early and returns the best until then.
 
-    Writes `<stem>.checkpoint.pt` and `<stem>.metrics.jsonl` beside `output` after every epoch.
+    Trained is the masked or the compact graph; what is returned is masked. Writes `<stem>.checkpoint.pt` and
+    `<stem>.metrics.jsonl` beside `output` after every epoch.
     """
-    module = load(task.start, task.plan, shapes=task.shapes, seed=settings.seed)
-    if not any(True for _ in module.parameters()):
-        raise TrainingError("the model has no weights that can be trained.", hint="only weights in its main graph can")
+    before = checkpoint.read(checkpoint.path_beside(output)) if resume else None
+    graphs = Graphs(task.start, task.plan, task.shapes, seed=settings.seed)
     teacher = load(task.teacher, shapes=task.shapes, seed=settings.seed) if task.teacher is not None else None
     with spooled(task.data, team) as spool:
-        training = Training(module, teacher, spool, settings, team)
-        run = _Run(training, _purpose(task, settings, len(spool)), output, on_epoch)
-        if resume:
-            run.resume()
+
+        def begin(student: Student) -> Training:
+            return Training(student.module, teacher, spool, settings, team, student.sight)
+
+        student = _student(graphs, settings, before, begin, listener)
+        training = begin(student)
+        run = _Run(training, _purpose(task, settings, len(spool), student.graph), output, on_epoch)
+        if before is not None:
+            run.resume(before)
         else:
             run.record(training.validate(0))
         interrupted = False
         try:
             for epoch in range(len(run.history), settings.epochs + 1):
-                run.record(training.train_epoch(epoch, on_step))
+                run.record(training.train_epoch(epoch, listener.phase("tuning")))
         except KeyboardInterrupt:
             if len(run.history) < 2:
                 raise  # nothing has been learned yet
             interrupted = True
-    module.load_state_dict(dict(run.best_weights))
-    _require_masks(module)
-    module.cpu()
-    model = save_back(module, task.start)
-    require_equal(module, model, shapes=task.shapes, seed=settings.seed)
-    return Tuned(model, tuple(run.history), run.best, interrupted)
+    student.module.load_state_dict(dict(run.best_weights))
+    _require_masks(student.module)
+    student.module.cpu()
+    return Tuned(graphs.returned(student), tuple(run.history), run.best, interrupted)
+
+
+def _student(
+    graphs: Graphs,
+    settings: TrainingSettings,
+    before: Checkpoint | None,
+    begin: Callable[[Student], Training],
+    listener: Listener,
+) -> Student:
+    """Return what is trained: the graph that is asked for, that was begun with, or that is faster."""
+    asked = settings.train_graph
+    if asked == "auto" and before is not None:
+        asked = "compact" if before.purpose.get(GRAPH) == "compact" else "masked"
+    if asked == "masked" or (asked == "auto" and not graphs.differ):
+        return graphs.masked()
+    obstacle = graphs.obstacle()
+    if obstacle and asked == "compact":
+        raise TrainingError(f"the compact model cannot be trained: {obstacle}.", hint="--train-graph masked")
+    if obstacle:
+        listener.note(f"training the masked model, for the compact one cannot be trained: {obstacle}")
+        return graphs.masked()
+    if asked == "compact":
+        return graphs.compact()
+    students = [graphs.compact(), graphs.masked()]
+    times = rehearsed([begin(student) for student in students])
+    (best, first), (other, second) = sorted(zip(students, times, strict=True), key=lambda pair: pair[1])
+    listener.note(f"training the {best.graph} model: {first:.2g} s a step, {other.graph} {second:.2g} s")
+    return best
 
 
 class _Run:
@@ -94,8 +127,9 @@ class _Run:
     def best(self) -> Record:
         return max(self.history, key=lambda record: record.quality)
 
-    def resume(self) -> None:
-        found = checkpoint.read(self._file, self._purpose)
+    def resume(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint of the same training."""
+        checkpoint.require_same(found, self._purpose, self._file)
         self._training.module.load_state_dict(dict(found.weights))
         self._training.optimizer.load_state_dict(dict(found.optimizer))
         self.history = [Record(**record) for record in found.history]
@@ -120,13 +154,14 @@ def metrics_beside(output: Path) -> Path:
     return output.with_name(f"{output.stem}.metrics.jsonl")
 
 
-def _purpose(task: Task, settings: TrainingSettings, samples: int) -> dict[str, str]:
-    """Return what must be the same for a training to go on."""
+def _purpose(task: Task, settings: TrainingSettings, samples: int, graph: str) -> dict[str, str]:
+    """Return what must be the same for a training to go on; `graph` is the one that is trained."""
 
     def digest(data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()[:16]
 
     purpose = {f"--{name.replace('_', '-')}": str(value) for name, value in vars(settings).items()}
+    purpose[GRAPH] = graph
     purpose |= {"model": digest(task.start.SerializeToString(deterministic=True)), "plan": digest(task.plan.to_json().encode())}
     teacher = "none" if task.teacher is None else digest(task.teacher.SerializeToString(deterministic=True))
     return purpose | {"teacher": teacher, "data": f"{task.data.name}, {samples} samples"}

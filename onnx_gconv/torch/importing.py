@@ -24,10 +24,23 @@ STATISTICS = (3, 4)  # the slots of a BatchNormalization's mean and variance
 FORMING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
-def build(model: onnx.ModelProto) -> OnnxModule:
-    """Return the module of a model, not yet compared with anything."""
+@dataclass(frozen=True)
+class Trained:
+    """The stored tensors that a training changes."""
+
+    learned: frozenset[str]  # by gradients
+    statistics: frozenset[str]  # by following the batches
+
+    @property
+    def all(self) -> frozenset[str]:
+        return self.learned | self.statistics
+
+
+def build(model: onnx.ModelProto, trained: Trained | None = None) -> OnnxModule:
+    """Return the module of a model, not yet compared with anything; `trained` is found in the graph if it is not given."""
     stored = stored_tensors(model)
-    learned, statistics = _trained(model, stored)
+    trained = trained or find_trained(model)
+    learned, statistics = trained.learned, trained.statistics
     graph = _Graph(read_opsets(model))
     graph.learned = {name: to_torch(stored[name]) for name in stored if name in learned}
     graph.statistics = {name: to_torch(stored[name]) for name in stored if name in statistics}
@@ -70,13 +83,13 @@ def to_torch(tensor: onnx.TensorProto) -> Tensor:
     return torch.from_numpy(np.array(array)).to(DTYPES[tensor.data_type])
 
 
-def _trained(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorProto]) -> tuple[set[str], set[str]]:
+def find_trained(model: onnx.ModelProto) -> Trained:
     """Return the names of what gradients train, and of what follows the batches.
 
     Learned are the tensors that count as parameters, and what is added to a product: a bias in all but name. Other
     constants are part of the function, like the 6 of a Relu6; training must not touch them.
     """
-    origins = {name: name for name, tensor in stored.items() if tensor.data_type in FLOATS}
+    origins = {name: name for name, tensor in stored_tensors(model).items() if tensor.data_type in FLOATS}
     makers = {name: node.op_type for node in model.graph.node for name in node.output}
     constants = Constants(model)
     learned: set[str] = set()
@@ -90,7 +103,7 @@ def _trained(model: onnx.ModelProto, stored: Mapping[str, onnx.TensorProto]) -> 
         learned |= {origins[node.input[slot]] for slot in slots if slot < len(node.input) and node.input[slot] in origins}
         if node.op_type == "BatchNormalization":
             statistics |= {origins[node.input[slot]] for slot in STATISTICS if node.input[slot] in origins}
-    return learned - statistics, statistics
+    return Trained(frozenset(learned - statistics), frozenset(statistics))
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,13 @@ class Team:
         if self.world > 1:
             dist.all_reduce(values)
         return values
+
+    def agreed(self, values: Sequence[float]) -> list[float]:
+        """Return the values of the first process: what they decide, all decide alike."""
+        shared: list[float] = list(values)
+        if self.world > 1:
+            dist.broadcast_object_list(shared)
+        return shared
 
     def wait(self) -> None:
         """Return when all processes have come here."""

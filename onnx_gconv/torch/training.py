@@ -5,7 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from onnx_gconv.errors import DataError, TrainingError
 from onnx_gconv.listener import OnProgress
 from onnx_gconv.torch.augment import augmented, draw
-from onnx_gconv.torch.landmarks import WithLandmarks, landmarks
+from onnx_gconv.torch.landmarks import Sight, WithLandmarks, block_ends, landmarks
 from onnx_gconv.torch.loss import Landmark, Loss
 from onnx_gconv.torch.module import OnnxModule
 from onnx_gconv.torch.schedule import Schedule, factor
 from onnx_gconv.torch.spool import Samples, Spool
 from onnx_gconv.torch.team import Team
+
+GraphName = Literal["compact", "masked"]
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4
@@ -49,6 +52,7 @@ class TrainingSettings:
     seed: int
     freeze_bn: bool
     val_split: float
+    train_graph: Literal["auto"] | GraphName = "auto"
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,13 @@ class Training:
     """A module that learns from spooled data, and from a teacher if there is one. One of several processes, perhaps."""
 
     def __init__(
-        self, module: OnnxModule, teacher: OnnxModule | None, spool: Spool, settings: TrainingSettings, team: Team
+        self,
+        module: OnnxModule,
+        teacher: OnnxModule | None,
+        spool: Spool,
+        settings: TrainingSettings,
+        team: Team,
+        sight: Sight | None = None,
     ) -> None:
         torch.manual_seed(settings.seed)
         self.module = module.to(team.device)
@@ -101,13 +111,18 @@ class Training:
         self.split = split(len(spool), settings.val_split, settings.seed)
         self.batch = _batch_size(settings.batch_size, len(self.split.train), team)
         self.loss = Loss(settings.distill, tuple(module.program.output_ops[name] for name in module.output_names))
+        self.sight = Sight(block_ends(module.program)) if sight is None else sight
         self.landmarks = self._landmarks()
-        self.net: nn.Module = WithLandmarks(module, tuple(self.landmarks))
-        if team.world > 1:
-            self.net = DistributedDataParallel(self.net, find_unused_parameters=len(module.output_names) > 1)
         self.optimizer = _optimizer(module, settings.lr)
         # float16 on CUDA needs its losses scaled; bfloat16, on the CPU, does not.
         self.scaler = torch.amp.GradScaler("cuda", enabled=settings.amp and team.device.type == "cuda")
+
+    @cached_property
+    def net(self) -> nn.Module:
+        """What is trained; gradients are those of all processes."""
+        if self.team.world == 1:
+            return self._student()
+        return DistributedDataParallel(self._student(), find_unused_parameters=len(self.module.output_names) > 1)
 
     @property
     def steps(self) -> int:
@@ -135,6 +150,22 @@ class Training:
             on_step(done + 1, self.settings.epochs * self.steps, text)
         loss = float(self.team.total(torch.tensor([total / self.steps / self.team.world], dtype=torch.float64))[0])
         return self.validate(epoch, learning_rate=lr, train_loss=loss, started=started)
+
+    def rehearse(self) -> float:
+        """Return the seconds that a step takes here. It learns nothing, but statistics and the optimiser are other ones then."""
+        samples, student = next(self._batches(1)), self._student()
+        self.module.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        self._finish_work()
+        started = time.perf_counter()
+        self._learn(student, samples)
+        self._finish_work()
+        return time.perf_counter() - started
+
+    def _finish_work(self) -> None:
+        if self.team.device.type == "cuda":
+            torch.cuda.synchronize(self.team.device)
 
     def validate(
         self, epoch: int, *, learning_rate: float | None = None, train_loss: float | None = None, started: float | None = None
@@ -185,8 +216,11 @@ class Training:
         """Return the loss before the step, and for how many samples the class was right."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        return self._learn(self.net, samples)
+
+    def _learn(self, net: nn.Module, samples: Samples) -> tuple[float, int | None]:
         with self._precision():
-            outputs, inside = self.net(**samples.inputs)
+            outputs, inside = net(**samples.inputs)
             teacher, wanted = self._teach(samples, tuple(self.landmarks))
             marks = [Landmark(*each) for each in zip(inside, wanted, self.landmarks.values(), strict=True)]
             loss = self.loss(outputs, teacher, samples.labels, marks)
@@ -207,8 +241,12 @@ class Training:
         if self.teacher is None:
             return None, ()
         with torch.no_grad():
-            found: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = WithLandmarks(self.teacher, names)(**samples.inputs)
+            asked = WithLandmarks(self.teacher, names, self.sight.teacher)
+            found: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = asked(**samples.inputs)
         return found
+
+    def _student(self) -> WithLandmarks:
+        return WithLandmarks(self.module, tuple(self.landmarks), self.sight.student)
 
     def _weigh_landmarks(self, epoch: int) -> None:
         """Set what each landmark counts: the same for all, relative to how much it varies, and in proportion to the outputs.
@@ -222,7 +260,7 @@ class Training:
         samples = self._first_samples()
         self.module.eval()
         with torch.no_grad():
-            outputs, inside = WithLandmarks(self.module, tuple(self.landmarks))(**samples.inputs)
+            outputs, inside = self._student()(**samples.inputs)
         teacher, wanted = self._teach(samples, tuple(self.landmarks))
         assert teacher is not None
         spreads = [float(value.float().var(correction=0)) for value in wanted]
@@ -235,10 +273,11 @@ class Training:
         """Return at which tensors the module follows its teacher; what they count is not known yet."""
         if self.teacher is None:
             return {}
-        names, samples = landmarks(self.module.program, self.teacher.program), self._first_samples()
+        names, samples = landmarks(self.sight.ends, self.module.program, self.teacher.program), self._first_samples()
         self.module.eval()
         with torch.no_grad():
-            (_, ours), (_, theirs) = (WithLandmarks(each, names)(**samples.inputs) for each in (self.module, self.teacher))
+            _, ours = WithLandmarks(self.module, names, self.sight.student)(**samples.inputs)
+        _, theirs = self._teach(samples, names)
         return {name: 0.0 for name, *pair in zip(names, ours, theirs, strict=True) if _is_to_follow(*pair)}
 
     def _first_samples(self) -> Samples:
@@ -287,10 +326,13 @@ def _batch_size(asked: int, samples: int, team: Team) -> int:
     return size
 
 
-def _optimizer(module: nn.Module, lr: float) -> torch.optim.SGD:
+def _optimizer(module: OnnxModule, lr: float) -> torch.optim.SGD:
     """Return SGD with decay on weights only: it would pull biases and scales towards zero for nothing."""
-    weights = [parameter for parameter in module.parameters() if parameter.ndim > 1]
-    others = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
+    added = {name for node in module.program.nodes if node.op == "Add" for name in node.inputs}  # biases, whatever their shape
+    weights: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in module.named_parameters():
+        (weights if parameter.ndim > 1 and name not in added else others).append(parameter)
     groups = [{"params": weights, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.SGD([group for group in groups if group["params"]], lr=lr, momentum=MOMENTUM, nesterov=True)
 
