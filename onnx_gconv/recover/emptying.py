@@ -28,6 +28,7 @@ from onnx_gconv.runtime import Feeds
 # than a fit does.
 POSITIONS_AN_INPUT = 5
 LEAST_POSITIONS = 8_000
+SCARCITY = 0.1  # the damping where there are as many inputs as positions
 
 
 def eliminations(
@@ -99,7 +100,9 @@ def _look(fit: Fit, ahead: Walk, walk: Walk, work: Work, options: FitOptions) ->
     # A target before the normalization is scaled by it as the weights are; a sum behind it is what it is.
     variance = _variance(spreads) if site.shortcut else _variance(spreads) * np.square(fit.tail[0])
     deviation = float(np.sqrt(variance.sum())) or 1.0
-    gram = damped_gram(total, options.damping, has_intercept=site.has_intercept)[0]
+    # Few positions make any channel look as if others could make up for it: the fewer there are for each input, the more damping.
+    scarcity = SCARCITY * (fit.unknowns / total.count) ** 2
+    gram = damped_gram(total, max(options.damping, scarcity), has_intercept=site.has_intercept)[0]
     return _Seen(site, gram, fit.before.weight[0] * scale / deviation)
 
 

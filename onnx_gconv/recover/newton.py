@@ -103,7 +103,7 @@ class Pair:
         groups = len(self._place2)
         self._forward = _session("Conv", windows[1], group=groups)
         self._backward = _session("ConvTranspose", windows[1], group=groups, output_padding=missing)
-        self.parts = list(pool.map(self._part, seen))
+        self.parts = list(pool.map(self.part, seen))
         self._factors1 = _factors(first.total, sum(part.u1.shape[1] for part in self.parts))
         self._factors2 = _factors(second.total, sum(part.t.shape[1] for part in self.parts))
 
@@ -139,6 +139,10 @@ class Pair:
         """Return the sum of squared errors at the present weights, where the activation behind makes a difference."""
         return sum(self._pool.map(partial(self._loss_at, self.w1, self.w2), self.parts))
 
+    def loss_on(self, part: Part) -> float:
+        """Return the sum of squared errors on some samples, perhaps others."""
+        return self._loss_at(self.w1, self.w2, part)
+
     def look(self, part: Part) -> Floats:
         """Note what the second sees at the present weights, and return how far off it is, scaled."""
         before = self._before_activation(part, self.w1)
@@ -163,7 +167,7 @@ class Pair:
         w1, w2 = (np.matmul(u.transpose(0, 2, 1), pull) for u, pull in ((part.u1, blocks), (_there(part.u2), off)))
         return Step(w1.astype(np.float64), w2.astype(np.float64))
 
-    def _part(self, seen: Seen) -> Part:
+    def part(self, seen: Seen) -> Part:
         u1, places1 = _patches(self._first, self._windows[0], seen.images, self._first.site.inputs)
         outputs = self._second.site.outputs
         added = None if seen.added is None else _rows(seen.added, outputs)

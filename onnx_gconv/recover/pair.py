@@ -20,9 +20,9 @@ from onnx_gconv.recover.site import Site
 
 ROUNDS = 2
 STEPS = 4
-HELD_BYTES = 2**28  # patches of both Convs that are held at once, whatever else is made at the same time: the result hangs on it
+HELD_BYTES = 2**27  # patches of both Convs that are held at once, whatever else is made at the same time: the result hangs on it
 POSITIONS = 60_000  # behind the first that are looked at, at most
-LEAST_SAMPLES = 64  # that these are to come from: of images too large for that, a crop each is looked at
+LEAST_SAMPLES = 48  # that these are to come from: of images too large for that, a crop each is looked at
 PARTS = 8  # that the samples are shared out in: not as many as threads, so that sums have the same bits with any number of these
 
 
@@ -158,9 +158,17 @@ def join(seen: Sequence[Seen]) -> list[Seen]:
 def fit_pair(
     first: Half, second: Half, windows: tuple[Window, Window], seen: Sequence[Seen], pool: ThreadPoolExecutor
 ) -> tuple[Coefficients, Coefficients] | None:
-    """Return better coefficients of both, as found on these samples; None if there are none."""
-    pair = Pair(first, second, windows, seen, pool)
-    rounds = 0
-    while rounds < ROUNDS and pair.improve(STEPS):
-        rounds += 1
-    return pair.coefficients() if rounds else None
+    """Return better coefficients of both, as found on these samples; None if there are none.
+
+    The last samples are held back: weights that are no better on them were learnt by heart.
+    """
+    if len(seen) < 2:
+        return None
+    pair = Pair(first, second, windows, seen[:-1], pool)
+    held = pair.part(seen[-1])
+    found, least = None, pair.loss_on(held)
+    for _ in range(ROUNDS):
+        if not pair.improve(STEPS) or not (loss := pair.loss_on(held)) < least:
+            break
+        found, least = pair.coefficients(), loss
+    return found
