@@ -1,7 +1,8 @@
 """The search over all forms: widths of spaces, dropped branches and groups of layers, in one menu."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,10 +24,11 @@ from onnx_gconv.pipeline.trial import Costs, Guide, Narrowed
 from onnx_gconv.plans import DroppedBranch, PlannedSpace
 from onnx_gconv.recover.elimination import Elimination
 from onnx_gconv.search.joint import JointResult
-from onnx_gconv.search.menu import Menu
+from onnx_gconv.search.menu import GroupCount, Menu
 from onnx_gconv.search.target import width_step
 from onnx_gconv.solve.grouping import Grouping, Order, canonical
 
+GROUP_FACTORS = (1.0, 3.0)  # by which groups are dearer than they measure, to be tried
 MEASURED_SHARES = (0.15, 0.4, 0.8)  # of the error without the space: the widths that are measured have about these
 
 
@@ -41,25 +43,28 @@ class Forms:
     costs: tuple[Costs, ...]  # of widths and groups, by several measures of them
 
     def priced(self, costs: Costs) -> Menu:
-        """Return the menu at these costs."""
+        """Return the menu at these costs. Groups that could not be measured, or should not be chosen, are not on it."""
+
+        def numbers(layer: str, options: Sequence[GroupCount]) -> Iterator[GroupCount]:
+            yield options[0]  # as it is
+            for option in options[1:]:
+                cost = costs.get((layer, option.groups), math.inf)
+                if math.isfinite(cost):
+                    yield replace(option, cost=cost)
+
         spaces = tuple(
             replace(row, options=tuple(replace(each, cost=costs[Narrowed(row.name, each.channels)]) for each in row.options))
             for row in self.menu.spaces
         )
         products = tuple(
-            replace(
-                product,
-                options=tuple(replace(o, cost=costs.get((product.names[0], o.groups), o.cost)) for o in product.options)
-                if product.names
-                else product.options,
-            )
+            replace(product, options=tuple(numbers(product.names[0], product.options))) if product.names else product
             for product in self.menu.products
         )
         return replace(self.menu, spaces=spaces, products=products)
 
-    def narrowed(self, found: JointResult) -> tuple[tuple[PlannedSpace, ...], tuple[DroppedBranch, ...]]:
-        """Return the spaces that a choice narrows, and the branches that it drops."""
-        chosen = {row.name: row.options[index].channels for row, index in zip(self.menu.spaces, found.widths, strict=True)}
+    def narrowed(self, menu: Menu, found: JointResult) -> tuple[tuple[PlannedSpace, ...], tuple[DroppedBranch, ...]]:
+        """Return the spaces that a choice from the menu narrows, and the branches that it drops."""
+        chosen = {row.name: row.options[index].channels for row, index in zip(menu.spaces, found.widths, strict=True)}
         spaces = [
             PlannedSpace(space.name, space.channels, tuple(self.eliminations[space.name].keep(chosen[space.name]).tolist()))
             for space in self.offer.spaces
@@ -68,15 +73,14 @@ class Forms:
         dropped = [branch for branch in self.offer.branches if all(chosen[name] == 0 for name in branch.spaces)]
         return tuple(spaces), tuple(DroppedBranch(branch.name) for branch in dropped)
 
-    def grouped(self, found: JointResult) -> dict[str, int]:
-        """Return the groups of every layer that gets more of them."""
-        chosen = {
-            product.names[0]: product.options[index].groups
-            for product, index in zip(self.menu.products, found.groups, strict=True)
-            if product.names and index > 0
-        }
-        gone = {name for branch in self.offer.branches for name in branch.nodes if branch.name in {b.name for b in self.narrowed(found)[1]}}
-        return {name: groups for name, groups in chosen.items() if name not in gone}
+
+def grouped(menu: Menu, found: JointResult) -> dict[str, int]:
+    """Return the groups of every layer that gets more of them by a choice from the menu."""
+    return {
+        product.names[0]: product.options[index].groups
+        for product, index in zip(menu.products, found.groups, strict=True)
+        if product.names and index > 0
+    }
 
 
 def find_forms(job: Job, guide: Guide, candidates: Candidates, groupings: Groupings) -> Forms:
@@ -131,7 +135,10 @@ def _is_asked_for(space: Space, model: onnx.ModelProto, settings: Settings) -> b
 
 
 def _families(forms: Forms, guide: Guide, groupings: Groupings, settings: Settings) -> tuple[Costs, ...]:
-    """Return the costs to try: the errors of elimination; or, where groups are beside them, all as measured at the outputs."""
+    """Return the costs to try: the errors of elimination; where groups are beside the widths, also both as measured at the outputs.
+
+    What a layer's groups cost alone says too little of what many grouped layers cost together, so they are tried dearer as well.
+    """
     curves: Costs = {
         Narrowed(space.name, width): forms.eliminations[space.name].error(width)
         for space in forms.offer.spaces
@@ -142,7 +149,9 @@ def _families(forms: Forms, guide: Guide, groupings: Groupings, settings: Settin
     curves = {key: 0.0 if isinstance(key, Narrowed) and not key.channels and key.space in free else c for key, c in curves.items()}
     if not forms.offer.groups:
         return (curves,)
-    return ({**_measured(forms, guide, curves), **guide.costs(groupings, None)},)
+    widths, groups = _measured(forms, guide, curves), guide.costs(groupings, None)
+    never = {**curves, **dict.fromkeys(groups, math.inf)}
+    return (never, *({**widths, **{key: factor * cost for key, cost in groups.items()}} for factor in GROUP_FACTORS))
 
 
 def _is_last(forms: Forms, branch: str, space: str) -> bool:

@@ -10,7 +10,7 @@ from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, option_table
 from onnx_gconv.pipeline.coupling import solve_jointly
-from onnx_gconv.pipeline.forms import Forms, find_forms, grouping_of, untouched
+from onnx_gconv.pipeline.forms import Forms, find_forms, grouped, grouping_of, untouched
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planned import Planned, Solved
 from onnx_gconv.pipeline.settings import GathersName, Settings
@@ -198,13 +198,15 @@ def plan_guided(solved: Solved, budget: Budget, guide: Guide | None, model: onnx
 
 def _plan_forms(solved: Solved, forms: Forms, costs: Costs, budget: Budget, model: onnx.ModelProto) -> Planned:
     """Return the plan of least cost within the budget, over all forms."""
-    found = search_joint(forms.priced(costs), budget)
-    spaces, dropped = forms.narrowed(found)
+    menu = forms.priced(costs)
+    found = search_joint(menu, budget)
+    spaces, dropped = forms.narrowed(menu, found)
     network, settings = solved.network, solved.settings
     plan = replace(_plan(solved, {}, {}, budget), forms=settings.form_names, spaces=spaces, dropped=dropped)
     matched = match(model, plan, shapes=network.shapes)
     layers = {layer.name: layer for layer in network.layers}
-    chosen = forms.grouped(found)
+    gone = {name for branch in matched.dropped for name in branch.nodes}
+    chosen = {name: groups for name, groups in grouped(menu, found).items() if name not in gone}
     planned = []
     for name, groups in chosen.items():
         layer = layers[name]
@@ -213,9 +215,8 @@ def _plan_forms(solved: Solved, forms: Forms, costs: Costs, budget: Budget, mode
             matched.outputs.get(name, np.arange(layer.out_channels)),
         )
         planned.append(_planned_layer(layer, grouping_of(layer, groups, sides, solved.groupings, model, solved.facts, settings)))
-    gone = {name for branch in matched.dropped for name in branch.nodes}
     reasons = untouched(network, {*chosen, *matched.inputs, *matched.outputs, *gone}, solved.skipped)
-    params, macs = forms.menu.totals(found.widths, found.groups)
+    params, macs = menu.totals(found.widths, found.groups)
     after = Totals(params, None if network.count.macs is None else macs)
     skipped = tuple(SkippedConv(name, reason) for name, reason in reasons.items())
     return Planned(replace(plan, after=after, layers=tuple(planned), skipped=skipped), found, None, solved)
