@@ -36,6 +36,8 @@ REPORT_KEYS = {
     *("gathers", "verify", "recovery", "latency", "seconds"),
     # Beyond the design (docs/contracts.md): how good the search is, accuracy, and what the times of the layers promise.
     *("search", "evaluation", "predicted_latency"),
+    # Forms beside groups.
+    *("forms", "spaces", "dropped", "changed"),
 }
 COST_KEYS = {"params", "macs", "flops", "bytes", "nodes"}
 REPORT_LAYER_KEYS = {"name", "label", "groups", "kept", "macs_before", "macs_after"}
@@ -476,7 +478,7 @@ def test_a_layer_set_to_one_group_by_hand_stays_dense_and_no_gather_is_told_for_
     told = run("apply net.onnx edited.json -o grouped.onnx")
     assert conv_groups("grouped.onnx") == {"w1": 1, "w2": 1, "w3": 2}
     gathers = sum(node.op_type == "Gather" for node in onnx.load("grouped.onnx").graph.node)
-    assert f"1 Convs grouped, {gathers} Gathers" in told
+    assert f"1 Conv grouped, {gathers} Gather" in told
 
 
 def test_orders_changed_by_hand_are_followed() -> None:

@@ -9,20 +9,26 @@ from onnx_gconv.cli import options
 from onnx_gconv.cli.plan import tell_search
 from onnx_gconv.cli.story import Story
 from onnx_gconv.files import result_files
+from onnx_gconv.report.wording import what_was_done
 
 if TYPE_CHECKING:
     from onnx_gconv import Result
 
 TEACH = """\
-The whole job: plan, recover, group, verify, write, report. Writes OUT.onnx, OUT.plan.json and OUT.report.json, all or nothing.
+The whole job: plan, recover, write, verify, report. Writes OUT.onnx, OUT.plan.json and OUT.report.json, all or nothing.
 
   onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --eval test.npz
   onnx-gconv compress model.onnx --max-flops 50% --calib photos/ --resize 256 --target ort-cpu
   onnx-gconv compress model.onnx --max-params 1.2M --exclude head -o small.onnx
 
-Give it --calib: a few hundred samples without labels. The weights that are left are fitted, layer by layer, to what the dense
-model does on them, and the search measures what each layer can bear. That brings most of the accuracy back without training.
-Without --calib nothing is fitted, and most of the accuracy is lost until you train. --eval says how much is left.
+Give it --calib: a few hundred samples without labels. They tell which channels the model can spare, so it gets narrower where
+that costs least, and residual branches that add little are dropped. The weights that are left are fitted, layer by layer, to what
+the dense model does on the samples. That brings most of the accuracy back without training. Without --calib the Convs are grouped
+by their weights alone, nothing is fitted, and most of the accuracy is lost until you train. --eval says how much is left. --forms
+chooses otherwise:
+
+  onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --forms group
+  onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --forms all
 """
 
 
@@ -57,8 +63,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(result, is_verbose=args.verbose)
     tell_search(result.clocked.planned, story)
-    count, more = len(result.plan.layers), "" if args.verbose else "; -v lists them"
-    story.tell(f"grouped {count} of {count + len(result.plan.skipped)} Convs{more}")
+    plan, network = result.plan, result.original.network
+    convs = len(network.layers) + len(network.skipped)
+    done = what_was_done(spaces=len(plan.spaces), branches=len(plan.dropped), layers=len(plan.layers), convs=convs)
+    story.tell(done + ("" if args.verbose else "; -v lists them"))
     story.wrote(written)
     return 0
 
@@ -67,6 +75,7 @@ def _print(result: "Result", *, is_verbose: bool) -> None:
     from onnx_gconv.report.tables import print_plan, print_result, print_skipped
 
     if is_verbose:
-        print_plan(result.plan, result.clocked.planned.bounds(result.original.model))
+        planned = result.clocked.planned
+        print_plan(result.plan, planned.bounds(result.original.model), planned.labels)
         print_skipped([(conv.name, conv.reason) for conv in result.plan.skipped])
     print_result(result)

@@ -13,11 +13,12 @@ from onnx_gconv.cli.stopping import STOPS, Terminated, terminated_in_order
 from onnx_gconv.errors import GconvError, UsageError
 
 DESCRIPTION = """\
-Make a trained CNN smaller: turn its convolutions into group convolutions, straight on the ONNX file.
+Make a trained CNN smaller, straight on the ONNX file: with fewer channels, without branches that add little, in group
+convolutions.
 
-  onnx-gconv inspect  model.onnx                     what can be grouped, and what it costs now
+  onnx-gconv inspect  model.onnx                     its Convs, and what they cost now
   onnx-gconv compress model.onnx --max-flops 50% --calib images.npz --eval test.npz
-                                                     the whole job: plan, recover, group, verify, write, report
+                                                     the whole job: plan, recover, write, verify, report
 
 The weights that are left are fitted to what the dense model does on the samples of --calib: no labels, no training. Without
 --calib nothing is fitted, and most of the accuracy is lost until you train. Step by step, with files to look at and edit:
@@ -25,13 +26,13 @@ The weights that are left are fitted to what the dense model does on the samples
   onnx-gconv plan     model.onnx --max-flops 50% -o plan.json
   onnx-gconv mask     model.onnx plan.json -o masked.onnx      for fine-tuning in any framework
   onnx-gconv finetune model.onnx plan.json --data train.npz -o tuned.onnx     or here (needs PyTorch)
-  onnx-gconv apply    tuned.onnx plan.json -o grouped.onnx     the same function, really grouped
-  onnx-gconv verify   tuned.onnx grouped.onnx
+  onnx-gconv apply    tuned.onnx plan.json -o small.onnx       the same function, really smaller
+  onnx-gconv verify   tuned.onnx small.onnx
 
 How good and how fast it is, here or on a device, and which budget to choose:
 
-  onnx-gconv evaluate grouped.onnx --data test.npz --reference model.onnx
-  onnx-gconv bench    model.onnx grouped.onnx --runner trtexec --host ssh://nvidia@jetson
+  onnx-gconv evaluate small.onnx --data test.npz --reference model.onnx
+  onnx-gconv bench    model.onnx small.onnx --runner trtexec --host ssh://nvidia@jetson
   onnx-gconv explore  model.onnx -o sweep --points 12 --calib images.npz --eval test.npz
   onnx-gconv report   sweep -o page.html
 
@@ -39,11 +40,11 @@ In Python, `onnx_gconv.compress(...)` and so on take the same words.
 """
 COMMANDS = {
     "inspect": "list the Convs of a model and what they cost",
-    "compress": "the whole job: plan, recover, group, verify, write, report",
-    "plan": "choose the groups of each Conv and write a plan file",
+    "compress": "the whole job: plan, recover, write, verify, report",
+    "plan": "decide what becomes of each Conv and channel space, and write a plan file",
     "mask": "zero the weights that a plan drops, for fine-tuning anywhere",
     "finetune": "train a pruned model in PyTorch, masks held",
-    "apply": "group the Convs of a model as a plan says",
+    "apply": "carry a plan out on a model",
     "verify": "compare two models on seeded inputs",
     "evaluate": "accuracy on data, and distance to a reference",
     "explore": "the best plan or model for each of several budgets",

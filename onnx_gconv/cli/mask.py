@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
+from onnx_gconv.report.wording import each_with
 
 TEACH = """\
 Write the model with the weights that the plan drops set to zero. Nothing else changes and every name is kept, so any
@@ -28,5 +29,7 @@ def run(args: argparse.Namespace) -> int:
     with Story(args) as story:
         masked = onnx_gconv.mask(args.model, args.plan, listener=story.listener, **options.wishes(args))
         files = masked.save(args.output)
-        story.wrote(files, f"{masked.convs} Convs masked, {masked.dropped:.1%} of their weight (sum of absolute values) zeroed")
+        verbs = ("masked", "masked", "masked")
+        done = each_with(verbs, spaces=masked.spaces, branches=masked.branches, layers=masked.convs)
+        story.wrote(files, f"{done}, {masked.dropped:.1%} of their weight (sum of absolute values) zeroed")
     return 0

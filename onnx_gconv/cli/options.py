@@ -13,7 +13,8 @@ Size = int | tuple[int, int]
 WISHES = (
     *("max_flops", "max_macs", "max_params", "max_latency", "timing", "groups", "max_group_channels", "group_config"),
     *("include", "exclude", "min_group_channels", "target", "criterion", "solver", "effort", "sort_rounds", "search", "cost"),
-    *("gathers", "forms", "width_step", "calib", "calib_samples", "eval", "resize", "crop", "scale", "mean", "std", "channel_order"),
+    *("gathers", "forms", "width_step", "calib", "calib_samples", "eval"),
+    *("resize", "crop", "scale", "mean", "std", "channel_order"),
     *("refine_steps", "refine_data", "refine_epochs", "refine_lr", "refine_batch_size"),
     *("lowering", "verify", "force", "input_shape", "seed", "jobs"),
 )
@@ -122,7 +123,7 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose the number of groups of each layer."""
+    """Add the flags that say how much to compress, and how."""
     budget = parser.add_argument_group(
         "budget", "50% of the whole model before, or a number: 1.9G, 300M, 5k. Several hold at once; none is ever exceeded."
     )
@@ -150,17 +151,37 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which layers to group and how to solve and search."""
+    """Add the flags that say what may change, and how to solve and search."""
+    _add_forms(parser)
     _add_layers(parser)
     _add_solving(parser)
     add_jobs(parser)
     add_seed(parser)
 
 
+def _add_forms(parser: argparse.ArgumentParser) -> None:
+    forms = parser.add_argument_group("forms", "what may become of the model; one search chooses among all that are named")
+    forms.add_argument(
+        "--forms",
+        metavar="FORMS",
+        help="with commas: group, a Conv that is split into groups (the paper's method); width, a channel space that keeps only "
+        "some of its channels, so that every Conv that writes or reads it shrinks; drop, a residual branch that becomes its mean; "
+        "or all. width and drop need --calib (default: width,drop with --calib, which measures best; group without, and where "
+        "a flag asks for what only groups have)",
+    )
+    forms.add_argument(
+        "--width-step",
+        type=positive,
+        metavar="N",
+        help="keep a multiple of N channels, so that kernels stay full (default: what --target computes at once, 16 for ort-cpu, "
+        "or 8 on CPUs without AVX-512, and 8 for tensorrt; generic: 8, or a quarter of the space if that is less)",
+    )
+
+
 def _add_layers(parser: argparse.ArgumentParser) -> None:
     layers = parser.add_argument_group("layers")
-    layers.add_argument("--include", metavar="REGEX", help="group only layers whose layer or node name matches")
-    layers.add_argument("--exclude", metavar="REGEX", help="skip layers whose layer or node name matches")
+    layers.add_argument("--include", metavar="REGEX", help="change only layers whose layer or node name matches")
+    layers.add_argument("--exclude", metavar="REGEX", help="leave layers as they are whose layer or node name matches")
     layers.add_argument(
         "--min-group-channels",
         type=positive,
@@ -170,8 +191,8 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
     layers.add_argument(
         "--target",
         choices=("generic", "ort-cpu", "tensorrt"),
-        help="offer only groups of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there (default generic: any; "
-        "with --timing the device that was measured)",
+        help="offer only groups and widths of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there (default "
+        "generic: groups of any size; with --timing the device that was measured)",
     )
 
 

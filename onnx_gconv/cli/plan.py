@@ -9,15 +9,18 @@ import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 from onnx_gconv.errors import UsageError
+from onnx_gconv.report.wording import counted, each_with
 
 if TYPE_CHECKING:
     from onnx_gconv import Planned
 
 TEACH = """\
-Choose the number of groups of each Conv and which channels go together, and write that as a plan, one layer a line. Carry it
-out with `mask` and `apply`. You may edit a plan by hand: it is checked when it is read.
+Decide what becomes of each Conv and channel space, and write that as a plan, one a line: which channels stay and which residual
+branches go (with --calib), or the number of groups of each Conv and which channels go together. Carry it out with `mask` and
+`apply`. You may edit a plan by hand: it is checked when it is read.
 
   onnx-gconv plan model.onnx --max-flops 50% -o plan.json
+  onnx-gconv plan model.onnx --max-flops 50% --calib images.npz -o plan.json
   onnx-gconv plan model.onnx --groups 4 --exclude 'head' -o plan.json
   onnx-gconv plan model.onnx --max-macs 30% --refine-steps 2 --refine-data train.npz -o plan.json --refined start.onnx
 """
@@ -66,12 +69,14 @@ def run(args: argparse.Namespace) -> int:
     from onnx_gconv.report.tables import print_plan, print_skipped, print_totals
 
     plan = planned.plan
-    print_plan(plan, planned.bounds(args.model) if args.verbose else {})
+    print_plan(plan, planned.bounds(args.model) if args.verbose else {}, planned.labels)
     if args.verbose:
         print_skipped([(conv.name, conv.reason) for conv in plan.skipped])
     print_totals(dict(vars(plan.before)), dict(vars(plan.after)))
     tell_search(planned, story)
-    story.tell(f"wrote {args.output}: {len(plan.layers)} layers to group, {len(plan.skipped)} Convs skipped")
+    verbs = ("to narrow", "to drop", "to group")
+    todo = each_with(verbs, spaces=len(plan.spaces), branches=len(plan.dropped), layers=len(plan.layers), layer="layer")
+    story.tell(f"wrote {args.output}: {todo}" + (f", {counted(len(plan.skipped), 'Conv')} skipped" if plan.skipped else ""))
     return 0
 
 

@@ -25,7 +25,7 @@ from onnx_gconv.pipeline.rewriting import Rewritten, rewrite
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.pipeline.solving import Groupings
 from onnx_gconv.pipeline.stopwatch import Stopwatch
-from onnx_gconv.pipeline.trial import Costs, Guide
+from onnx_gconv.pipeline.trial import GroupCosts, Guide
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.model.spaces import Spaces

@@ -6,6 +6,7 @@ from onnx_gconv.cores import one_blas_thread
 from onnx_gconv.data.open import open_data
 from onnx_gconv.evaluation import evaluate
 from onnx_gconv.listener import SILENT, Listener
+from onnx_gconv.pipeline.changes import changed_nodes
 from onnx_gconv.pipeline.extras import require_torch
 from onnx_gconv.pipeline.facts import measure
 from onnx_gconv.pipeline.in_time import Chooser
@@ -29,7 +30,7 @@ NOT_FITTED = (
 
 @one_blas_thread
 def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[CompressWishes]) -> Result:
-    """Return the model compressed to a budget: planned, recovered if there is `calib`, grouped and verified.
+    """Return the model compressed to a budget: planned, recovered if there is `calib`, written and verified.
 
         result = onnx_gconv.compress("model.onnx", max_flops=0.5, calib="images.npz", eval="test.npz")
         print(result.evaluation.reference_top1, result.evaluation.top1)
@@ -63,15 +64,16 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
             progress = listener.phase("evaluating")
             evaluation = evaluate(rewritten.model, judging, reference=original.model, on_progress=progress)
     if not matched:
-        listener.warn("the model is within the budget as it is, so nothing was grouped")
+        listener.warn("the model is within the budget as it is, so nothing was changed")
     elif samples is None:
         listener.warn(NOT_FITTED)
-    return Result(original, clocked, rewritten, evaluation, before, after, watch.seconds)
+    changes = changed_nodes(original.model, original.network, matched)
+    return Result(original, clocked, rewritten, changes, evaluation, before, after, watch.seconds)
 
 
 @one_blas_thread
 def plan(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[PlanWishes]) -> Planned:
-    """Return the decision alone: which Convs get how many groups, which channels go together, and how good that is.
+    """Return the decision alone: which channels stay, which branches go, which Convs get how many groups, and how good that is.
 
         planned = onnx_gconv.plan("model.onnx", max_flops=0.5)
         planned.save("plan.json")

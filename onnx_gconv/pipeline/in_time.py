@@ -130,7 +130,7 @@ class Chooser:
         Only as far as the budget allows: it is a promise, too. A budget of time has chosen the layers by their time already.
         """
         plan, network = slow.plan, self._job.original.network
-        if "max_latency_ms" in plan.budget:
+        if "max_latency_ms" in plan.budget or plan.spaces or plan.dropped:  # `without` counts groups only
             return
         layers = {layer.name: layer for layer in network.layers}
 
@@ -155,6 +155,6 @@ def _too_slow(best: Clocked) -> LatencyError:
             hint="make the table again with `bench --sweep`; --force writes all the same",
         )
     return LatencyError(
-        f"grouping makes this model no faster on this CPU: {best.ratio:.2f} of the dense time at best, within the budget.",
-        hint="a looser budget, or fewer layers with --include; --force writes all the same",
+        f"compressing makes this model no faster on this CPU: {best.ratio:.2f} of the dense time at best, within the budget.",
+        hint="a looser budget, fewer layers with --include, other --forms or a larger --width-step; --force writes all the same",
     )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from onnx_gconv.files import require_output, write_text
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Network
@@ -56,6 +58,14 @@ class Planned:
     solved: Solved = field(repr=False)
     refined: Rewritten | None = field(default=None, repr=False)  # the weights it was chosen by, masked, if they were tuned
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What people call the spaces and branches that can be changed, by their names."""
+        offer = None if self.solved.forms is None else self.solved.forms.offer
+        if offer is None:
+            return {}
+        return {space.name: space.label for space in offer.spaces} | {branch.name: branch.label for branch in offer.branches}
+
     def bounds(self, model: ModelLike) -> dict[str, float]:
         """Return, by planned layer of this model, the most that any grouping into its number of groups could keep."""
         constants, solved = Constants(open_original(model).model), self.solved
@@ -64,6 +74,8 @@ class Planned:
         for planned in self.plan.layers:
             layer = layers[planned.name]
             matrix = layer_importance(constants, layer, solved.settings.criterion, solved.facts)
+            if (len(planned.out_order), len(planned.in_order)) != (layer.out_channels, layer.in_channels):
+                matrix = matrix[np.ix_(sorted(planned.out_order), sorted(planned.in_order))]
             found[planned.name] = kept_bound(matrix, planned.groups, existing=layer.groups)
         return found
 

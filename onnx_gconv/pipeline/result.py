@@ -14,6 +14,7 @@ from onnx_gconv.files import data_file, require_output, result_files, staged
 from onnx_gconv.model.file import save
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.pipeline.changes import ChangedNode
 from onnx_gconv.pipeline.in_time import Clocked
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.pipeline.rewriting import Rewritten
@@ -52,6 +53,7 @@ class Result:
     original: Original
     clocked: Clocked
     rewritten: Rewritten
+    changes: tuple[ChangedNode, ...]
     evaluation: Evaluation | None
     before: Footprint
     after: Footprint
@@ -112,8 +114,9 @@ class Result:
             return [output.parent / name for name in names if (staging / name).exists()]  # most models have no data file
 
     def _report(self, output: Path | None, after: Footprint) -> dict[str, Any]:
-        layers = {layer.name: layer for layer in self.original.network.layers}
-        rewritten = self.rewritten
+        macs_before = self.original.network.count.node_macs
+        macs_after = dict(macs_before) | {change.name: change.macs_after for change in self.changes}
+        rewritten, labels = self.rewritten, self.clocked.planned.labels
         naive, written = rewritten.gathers
         parts = {
             "verify": rewritten.verification,
@@ -131,17 +134,24 @@ class Result:
             "budget": dict(self.plan.budget),
             "budget_met": self.budget_met,
             "search": self.search,
+            "forms": list(self.plan.forms),
             "layers": [
                 {
                     "name": planned.name,
                     "label": planned.label,
                     "groups": planned.groups,
                     "kept": planned.kept,
-                    "macs_before": layers[planned.name].macs,
-                    "macs_after": _grouped_macs(layers[planned.name].macs, layers[planned.name].groups, planned.groups),
+                    "macs_before": macs_before[planned.name],
+                    "macs_after": macs_after[planned.name],
                 }
                 for planned in self.plan.layers
             ],
+            "spaces": [
+                {"name": space.name, "label": labels[space.name], "channels": space.channels, "kept": len(space.keep)}
+                for space in self.plan.spaces
+            ],
+            "dropped": [{"name": branch.name, "label": labels[branch.name]} for branch in self.plan.dropped],
+            "changed": [change.as_dict() for change in self.changes],
             "skipped": [vars(conv) for conv in self.plan.skipped],
             "gathers": {"naive": naive, "written": written, "remaining": list(rewritten.reasons)},
             **{name: None if part is None else part.as_dict() for name, part in parts.items()},
@@ -166,7 +176,3 @@ def footprints(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Fo
         Footprint(before.params, before.macs, original.bytes_on_disk, len(original.model.graph.node)),
         Footprint(after.params, after.macs, model.ByteSize(), len(model.graph.node)),
     )
-
-
-def _grouped_macs(macs: int | None, existing: int, groups: int) -> int | None:
-    return None if macs is None else macs * existing // groups

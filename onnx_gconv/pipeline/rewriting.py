@@ -34,6 +34,8 @@ class Rewritten:
     made_from: tuple[Path, ...]  # the files of the original; with several, the weights get a file of their own here, too
     dropped: float | None = None  # the share of the layers' weight that the plan drops; None where nobody asked
     recovery: Recovery | None = None  # None without calibration data
+    spaces: int = 0  # how many were narrowed, or masked to be
+    branches: int = 0  # how many were dropped, or masked to be
 
     def save(self, path: PathLike) -> list[Path]:
         """Write the model, whole or not at all, and return its files."""
@@ -80,6 +82,8 @@ def rewrite(
         made_from=original.files,
         dropped=dropped,
         recovery=recovery,
+        spaces=len(matched.spaces),
+        branches=len(matched.dropped),
     )
 
 

@@ -239,6 +239,8 @@ class Settings:
                 raise UsageError(f"--forms {','.join(self.form_names)} is measured on data: give --calib DATA, or --forms group")
         if self.form_names != ("group",):
             self._require_countable()
+        if self.width_step is not None and "width" not in self.form_names:
+            raise UsageError("--width-step is for widths: give --calib DATA, and --forms width or all")
         if self.refine_steps is not None:
             self._require_refinable()
 
@@ -286,6 +288,7 @@ class Settings:
         if self.forms is None:
             by_groups = self.rule is not None or self.max_latency is not None or self.timing is not None or self.search != "exact"
             asks_groups = self.gathers is not None or self.cost is not None or self.criterion != "l2" or self.min_group_channels > 1
+            asks_groups = asks_groups or self.solver != "best"
             return ("group",) if self.calib is None or by_groups or asks_groups else ("width", "drop")
         asked = [name.strip() for name in self.forms.split(",")] if isinstance(self.forms, str) else list(self.forms)
         known = get_args(FormName)

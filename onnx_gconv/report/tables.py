@@ -63,13 +63,32 @@ def print_skipped(rows: Sequence[tuple[str, str]]) -> None:
         _console().print(table)
 
 
-def print_plan(plan: Plan, bounds: Mapping[str, float]) -> None:
-    """Print each planned layer with its groups and the share of importance it keeps, and could keep at most."""
-    table = Table("layer", "in → out", "groups", "kept", *(["at most"] if bounds else []), title="Plan")
+def print_plan(plan: Plan, bounds: Mapping[str, float], labels: Mapping[str, str]) -> None:
+    """Print each narrowed space with the channels it keeps, each dropped branch, each grouped layer; `labels` are for people."""
+    if plan.spaces:
+        table = Table("space of", "channels", "kept", "share", title="Narrowed spaces")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for space in plan.spaces:
+            kept = len(space.keep)
+            table.add_row(labels.get(space.name, space.name), str(space.channels), str(kept), f"{kept / space.channels:.1%}")
+        _console().print(table)
+    if plan.dropped:
+        table = Table("last Conv", title="Dropped branches")
+        for branch in plan.dropped:
+            table.add_row(labels.get(branch.name, branch.name))
+        _console().print(table)
+    if plan.layers or not any(plan.changes):
+        _print_groups(plan, bounds)
+
+
+def _print_groups(plan: Plan, bounds: Mapping[str, float]) -> None:
+    """Print each grouped layer with the share of importance it keeps, and could keep at most."""
+    table = Table("layer", "in → out", "groups", "kept", *(["at most"] if bounds else []), title="Grouped layers")
     for column in table.columns[2:]:
         column.justify = "right"
     for layer in plan.layers:
-        row = [layer.label, f"{layer.in_channels} → {layer.out_channels}", str(layer.groups), f"{layer.kept:.1%}"]
+        row = [layer.label, f"{len(layer.in_order)} → {len(layer.out_order)}", str(layer.groups), f"{layer.kept:.1%}"]
         table.add_row(*row, *([f"{bounds[layer.name]:.1%}"] if bounds else []))
     _console().print(table)
 
@@ -81,10 +100,11 @@ def print_totals(before: dict[str, int | None], after: dict[str, int | None]) ->
 
 
 def print_result(result: Result) -> None:
-    """Print the before/after table of a compressed model: costs, Gathers, latency if measured, verification error."""
+    """Print the before/after table of a compressed model: costs, Gathers if any Conv is grouped, latency, verification error."""
     table = _totals_table(result.before.as_dict(), result.after.as_dict())
     naive, written = result.rewritten.gathers
-    table.add_row("Gathers", "0", str(written), f"of {naive} naive")
+    if naive:
+        table.add_row("Gathers", "0", str(written), f"of {naive} naive")
     latency, prediction, verification = result.latency, result.prediction, result.rewritten.verification
     if prediction is not None:
         table.add_row(
