@@ -1,0 +1,390 @@
+"""The exact search over widths of spaces and groups of layers together, with proof.
+
+At given prices of the limits the best choice is found by elimination: one variable after the other is decided for every case of
+its neighbours. The prices where the bound is highest tell, for every case, how far it lifts the bound; few cases can be part of a
+choice better than one already known, and HiGHS searches these, the core.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import csr_array
+
+from onnx_gconv.errors import BudgetError
+from onnx_gconv.native_output import native_stdout_silenced
+from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.exact import TIME_LIMIT_SECONDS, SearchResult
+from onnx_gconv.search.menu import Menu, refusal
+from onnx_gconv.search.network import Floats, Ints, Tree, network_of, tree_of
+
+MOST_LISTED = 200_000  # parts of choices in one list; where there would be more, HiGHS goes on
+CORE_CELLS = 3000  # of the first core, where a part of the gap has more
+ROUNDING = 1e-12  # far above what sums in float64 are off, of the largest cost; far below what matters
+TINY = 1e-200  # below, parts of numbers are 0
+HIGHEST_PRICE = 1e6  # of a whole limit, in the largest cost
+FEWEST_PRICES = 10  # tried also when there is no time
+
+
+@dataclass(frozen=True)
+class JointResult:
+    """A choice within the budget, its cost, and a proven lower bound of any choice's cost."""
+
+    widths: tuple[int, ...]  # the option of each space
+    groups: tuple[int, ...]  # the option of each product
+    cost: float
+    bound: float
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return cost, bound and gap for JSON."""
+        return SearchResult([], self.cost, self.bound).as_dict()
+
+    @property
+    def gap(self) -> float:
+        """How much the cost may be above the optimum at most; 0 is a proof of optimality (up to HiGHS's 1e-6)."""
+        return SearchResult([], self.cost, self.bound).gap
+
+
+def search_joint(menu: Menu, budget: Budget, *, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> JointResult:
+    """Return the widths and groups of least cost within the budget, with the gap that is left if time runs out."""
+    until = time.monotonic() + time_limit_seconds
+    if budget.max_latency_ms is not None:
+        raise BudgetError("the widths of spaces cannot be searched under a latency.", hint="limit parameters, MACs or FLOPs")
+    tree = tree_of(network_of(menu, budget))
+    values, bound = _search(tree, _start(menu, budget, tree), until)
+    widths, groups = tree.network.choice(values)
+    return JointResult(widths, groups, cost := menu.cost(widths, groups), min(bound, cost))
+
+
+def _start(menu: Menu, budget: Budget, tree: Tree) -> list[int]:
+    """Return a choice within all limits; refuse a budget that none is within, with a range that can be had."""
+    network = tree.network
+    found = {-1: network.as_it_is}
+    for row in network.limits:
+        found[row] = _fewest(tree, row, {}, found[-1])
+    both = len(network.limits) == 2 and network.amounts(found[1])[1] <= network.limits[1]
+    if both and not any(map(network.fits, found.values())):  # limits may pull in different directions
+        found[2] = _fewest(tree, 0, {1: network.limits[1]}, found[1])
+    fitting = [values for values in found.values() if network.fits(values)]
+    if fitting:
+        return min(fitting, key=network.cost)
+    # The parameters and MACs are those of one choice, so that a budget of both can be had.
+    totals = [network.amounts(values).tolist() for values in found.values()]
+    nearest = min(totals, key=lambda total: max(total[row] / max(limit, 1) for row, limit in network.limits.items()))
+    raise refusal(menu, budget, (nearest[0], nearest[1]))
+
+
+def _fewest(tree: Tree, row: int, limits: Mapping[int, int], start: list[int]) -> list[int]:
+    """Return the choice with the fewest parameters (0) or MACs (1). However long it takes: a refusal must be right."""
+    return _search(replace(tree, network=tree.network.minimising(row, limits)), start, math.inf)[0]
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What prices of the limits tell: a bound of any choice's cost, and how far each cell of each bucket lifts it."""
+
+    bound: float
+    prices: Floats  # of a parameter, of a MAC
+    lifts: list[Floats]
+
+
+def _price(tree: Tree, start: list[int], until: float) -> tuple[Priced, list[int]]:
+    """Return the prices where the bound is highest, and the best choice met on the way.
+
+    Every choice gives a bound above: no prices lift the bound above its cost + prices · (amounts - limits). The next prices are
+    always those where all these bounds together are highest, until the bound below is there too.
+    """
+    network, rows = tree.network, list(tree.network.limits)
+    limits = np.array(list(network.limits.values()), np.float64)
+    unit, scale = np.maximum(limits, 1.0), network.scale
+    top, choices = Priced(-math.inf, np.zeros(2), []), [start]
+    costs, above = [network.cost(start)], [(network.amounts(start)[rows] - limits) / unit]
+    prices = np.zeros(len(rows))
+    while True:
+        each = np.zeros(2)
+        each[rows] = prices / unit
+        bound, lifts = tree.eliminated(each)
+        top = max(top, Priced(bound - float(each[rows] @ limits), each, lifts), key=lambda priced: priced.bound)
+        values = tree.values(lifts)
+        if values in choices or not math.isfinite(network.cost(values)):
+            break
+        choices.append(values)
+        costs.append(network.cost(values))
+        above.append((network.amounts(values)[rows] - limits) / unit)
+        if len(choices) > FEWEST_PRICES and time.monotonic() > until:
+            break
+        box = [(None, None), *[(0.0, HIGHEST_PRICE * scale)] * len(rows)]
+        highest = linprog([-1.0, *[0.0] * len(rows)], np.insert(-np.array(above), 0, 1.0, axis=1), costs, bounds=box)
+        if highest.x is None or highest.x[0] - top.bound <= ROUNDING * scale:
+            break
+        prices = highest.x[1:]
+    return top, min(filter(network.fits, choices), key=network.cost)
+
+
+def _search(tree: Tree, start: list[int], until: float) -> tuple[list[int], float]:
+    """Return the choice of least cost within the limits, or the best found in time, and a bound of any choice's cost."""
+    network = tree.network
+    priced, best = _price(tree, start, until)
+    bound, rounding = priced.bound, max(ROUNDING * network.scale, TINY)
+    gap = network.cost(best) - bound
+    if gap <= rounding:
+        return best, bound
+    least = tree.least(priced.lifts)
+    levels = np.sort(np.concatenate([cells[cells <= gap] for cells in least]))
+    wanted, cells = gap / 32, CORE_CELLS
+    while time.monotonic() < until:
+        # A choice that costs less than bound + reach has only cells that lift the bound by less. A guess saves most of them.
+        reach = max(min(gap, wanted, levels[cells] if cells < len(levels) else gap), rounding)
+        found, lower = _solve(_core(tree, priced, least, reach), until)
+        bound = max(bound, min(lower, priced.bound + reach))
+        if found is not None and network.cost(found) < network.cost(best):
+            best, gap = found, network.cost(found) - priced.bound
+        if gap <= reach:
+            break
+        wanted, cells = 2 * wanted, 4 * cells
+    return best, bound
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Parts of choices: the values of some variables, and what they come to."""
+
+    values: dict[int, Ints]
+    lifts: Floats  # how far these variables lift the bound
+    others: Floats  # how far all others do at least
+    amounts: Ints  # (limits, cells): more than the least there must be
+
+    def at(self, places: NDArray[np.intp]) -> "Cells":
+        values = {variable: value[places] for variable, value in self.values.items()}
+        return Cells(values, self.lifts[places], self.others[places], self.amounts[:, places])
+
+
+@dataclass(frozen=True)
+class Core:
+    """All that a choice may be made of that costs up to bound + reach: one cell of every part, and they agree."""
+
+    tree: Tree
+    bound: float
+    reach: float
+    parts: dict[int, Cells]  # by bucket; others may be part of it
+    room: Ints  # (limits,): for amounts
+    prices: Floats  # (limits,)
+
+
+def _core(tree: Tree, priced: Priced, least: list[Floats], reach: float) -> Core:
+    """Return the core, with buckets joined where that leaves few cells: often to a list of all choices that come into question."""
+    network, rows = tree.network, list(tree.network.limits)
+    parts = dict[int, Cells]()
+    for number, (bucket, lifted, total) in enumerate(zip(tree.buckets, priced.lifts, least, strict=True)):
+        inside = np.nonzero(total <= reach + ROUNDING * network.scale)
+        values = dict(zip(bucket.axes, inside, strict=True))
+        values[bucket.variable] = network.value_of(bucket.variable, values)
+        amounts = np.zeros((len(inside[0]), 2), np.int64)
+        for factor in (network.factors[place] for place in bucket.factors):
+            amounts += factor.amounts[tuple(values[variable] for variable in factor.scope)]
+        parts[number] = Cells(values, lifted[inside], total[inside] - lifted[inside], amounts[:, rows].T)
+    lowest = sum((cells.amounts.min(axis=1) for cells in parts.values()), network.fixed_amounts[rows])
+    parts = {n: replace(cells, amounts=cells.amounts - cells.amounts.min(axis=1, keepdims=True)) for n, cells in parts.items()}
+    core = Core(tree, priced.bound, reach, parts, np.array(list(network.limits.values())) - lowest, priced.prices[rows])
+    return core if tree.is_relaxed else _listed(core)
+
+
+def _listed(core: Core) -> Core:
+    """Return the core as one list of choices, every part joined into its parent; as it is where lists become too long."""
+    tree, parts = core.tree, dict(core.parts)
+    most = {number: cells.amounts.max(axis=1, initial=0) for number, cells in parts.items()}
+    others = np.sum(list(most.values()), axis=0)  # what all parts take at most
+
+    def join(number: int, other: int, rest: Sequence[int], variables: Sequence[int]) -> bool:
+        nonlocal others
+        others = others - most[number] - most.pop(other)
+        joined = _joined(core, parts[number], parts.pop(other), variables, others)
+        if joined is not None:
+            parts[number] = _undominated(core, joined, rest)
+            most[number] = parts[number].amounts.max(axis=1, initial=0)
+            others = others + most[number]
+        return joined is not None
+
+    for number, bucket in enumerate(tree.buckets):
+        if not all([join(number, child, bucket.rest, tree.buckets[child].rest) for child in bucket.children]):
+            return core
+    while len(parts) > 1:  # those without a parent have nothing to agree in: always the two shortest
+        number, other = sorted(parts, key=lambda n: (len(parts[n].lifts), n))[:2]
+        if not join(number, other, (), ()):
+            return core
+    return replace(core, parts=parts)
+
+
+def _joined(core: Core, one: Cells, other: Cells, variables: Sequence[int], most: Ints) -> Cells | None:
+    """Return all pairs of cells that agree in some variables and are within reach and room; None if they are too many.
+
+    Room that is left has its price too: what all the others, which take `most` at most, cannot fill is out of reach with them.
+    """
+    reach = core.reach + ROUNDING * core.tree.network.scale
+    free, to_go = core.room[:, None] - one.amounts, reach - one.lifts - one.others
+    windows = [(other.lifts, np.zeros_like(to_go), to_go)]  # of each cell of the one: which cells of the other come into question
+    for row, price in enumerate(core.prices):
+        if price > 0:
+            windows.append((other.amounts[row], free[row] - most[row] - to_go / price, free[row]))
+    keys, other_keys = _cases(core, (one, other), variables)
+    pairs = min((_Pairs.of(keys, other_keys, *window) for window in windows), key=lambda pairs: pairs.count.sum())
+    if pairs.count.sum() > MOST_LISTED:
+        return None
+    left, right = pairs.left_right
+    lifts, amounts = one.lifts[left] + other.lifts[right], one.amounts[:, left] + other.amounts[:, right]
+    free = core.room[:, None] - amounts
+    wasted = core.prices @ np.maximum(free - most[:, None], 0)
+    good = np.flatnonzero((free >= 0).all(axis=0) & (lifts + one.others[left] + wasted <= reach))
+    left, right = left[good], right[good]
+    values = {v: value[right] for v, value in other.values.items()} | {v: value[left] for v, value in one.values.items()}
+    return Cells(values, lifts[good], one.others[left], amounts[:, good])
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of the cells of two lists: each of the one with some that follow each other in an order of the other."""
+
+    order: NDArray[np.intp]
+    first: NDArray[np.intp]
+    count: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, keys: NDArray[np.intp], other_keys: NDArray[np.intp], level: Floats | Ints, low: Floats, high: Floats) -> "_Pairs":
+        """Return the pairs with the same key and a level from low to high, or a little more."""
+        unit = 4 * max(float(level.max(initial=0)), TINY)  # levels are a quarter at most in it: key + level is an order by both
+        order = (other_keys + level / unit).argsort(kind="stable")
+        levels = (other_keys + level / unit)[order]
+        first = np.searchsorted(levels, keys + np.clip(low / unit - 1e-9, -0.25, 0.5))
+        end = np.searchsorted(levels, keys + np.clip(high / unit + 1e-9, -0.25, 0.5), "right")
+        return cls(order, first, np.maximum(end - first, 0))
+
+    @property
+    def left_right(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The places of every pair in the one and the other."""
+        left = np.repeat(np.arange(len(self.count)), self.count)
+        return left, self.order[np.arange(len(left)) + np.repeat(self.first - np.cumsum(self.count) + self.count, self.count)]
+
+
+def _cases(core: Core, cells: Sequence[Cells], variables: Sequence[int]) -> list[NDArray[np.intp]]:
+    """Return numbers of the cases of some variables, for several lists of cells."""
+    sizes = [core.tree.network.sizes[variable] for variable in variables]
+    raw = [
+        np.ravel_multi_index([some.values[variable] for variable in variables], sizes) if sizes else np.zeros(len(some.lifts), int)
+        for some in cells
+    ]
+    numbers = np.unique(np.concatenate(raw), return_inverse=True)[1]
+    return np.split(numbers, np.cumsum([len(one) for one in raw])[:-1])
+
+
+def _undominated(core: Core, cells: Cells, variables: Sequence[int]) -> Cells:
+    """Return the cells without those that cost and take as much as another one at least, in the same case of the variables."""
+    count = len(cells.lifts)
+    if count < 2:
+        return cells
+    (case,) = _cases(core, (cells,), variables)
+    cost = np.unique(cells.lifts - core.prices @ cells.amounts, return_inverse=True)[1]
+    order = np.lexsort((cost, cells.amounts[-1], cells.amounts[0], case))
+    case, cost, amount = case[order], cost[order], cells.amounts[-1][order]
+    # What dominates a cell comes before it. Halves of blocks of 2, 4, 8, …: in which right half is a cell dominated by one of the
+    # left half? That is a matter of the second amount and the cost only: of the lowest cost among lower amounts.
+    place, width, kept = np.arange(count), 1, np.ones(count, np.bool_)
+    while width < count:
+        is_right = place // width % 2 == 1
+        block = np.cumsum(np.append(0, (np.diff(case) != 0) | (np.diff(place // (2 * width)) != 0)))
+        by = np.lexsort((is_right, amount, block))
+        restart = block[by] * (count + 1)  # the lowest of blocks before are above all of this one
+        lowest = np.minimum.accumulate(np.where(is_right, count, cost)[by] - restart) + restart
+        kept[by[is_right[by] & (lowest <= cost[by])]] = False
+        width *= 2
+    return cells.at(np.sort(order[kept]))
+
+
+def _solve(core: Core, until: float) -> tuple[list[int] | None, float]:
+    """Return the best choice of the core, or the best that HiGHS finds in time, and a bound of any choice's cost in the core."""
+    network = core.tree.network
+    if len(core.parts) > 1:
+        return _solve_milp(core, until)
+    (cells,) = core.parts.values()
+    left = core.room[:, None] - cells.amounts
+    costs = np.where((left >= 0).all(axis=0), core.bound + cells.lifts + core.prices @ left, np.inf)
+    best = int(costs.argmin()) if len(costs) else -1
+    if best < 0 or not math.isfinite(costs[best]):
+        return None, math.inf
+    return [int(cells.values[variable][best]) for variable in range(len(network.sizes))], float(costs[best])
+
+
+def _agreement(core: Core) -> tuple[csr_array, Floats]:
+    """Return the rows that make the cells of all parts one choice, and their right-hand sides."""
+    ends = np.cumsum([len(cells.lifts) for cells in core.parts.values()])
+    columns = {n: np.arange(end - len(cells.lifts), end) for (n, cells), end in zip(core.parts.items(), ends, strict=True)}
+    entries, sides, copies = list[tuple[Ints, Ints, Floats]](), list[float](), dict[int, int]()
+
+    def agree(one: int, other: int, variables: Sequence[int]) -> None:
+        rows = _cases(core, (core.parts[one], core.parts[other]), variables)
+        for row, number, sign in zip(rows, (one, other), (1.0, -1.0), strict=True):
+            entries.append((row + len(sides), columns[number], np.full(len(row), sign)))
+        sides.extend([0.0] * (1 + max(int(row.max()) for row in rows)))
+
+    for number in core.parts:
+        bucket, up = core.tree.buckets[number], core.tree.parents[number]
+        if up >= 0:
+            agree(number, up, bucket.rest)
+        else:
+            entries.append((np.full(len(columns[number]), len(sides)), columns[number], np.ones(len(columns[number]))))
+            sides.append(1.0)
+        if copies.setdefault(bucket.variable, number) != number:
+            agree(number, copies[bucket.variable], (bucket.variable,))
+    row, column, entry = (np.concatenate(items) for items in zip(*entries, strict=True))
+    return csr_array((entry, (row, column)), shape=(len(sides), ends[-1] + len(core.room))), np.array(sides)
+
+
+def _solve_milp(core: Core, until: float) -> tuple[list[int] | None, float]:
+    """Return the best choice of the core that HiGHS finds in time, and a bound of any choice's cost in the core."""
+    network, part = core.tree.network, np.repeat(np.arange(len(core.parts)), [len(cells.lifts) for cells in core.parts.values()])
+    amounts = np.concatenate([cells.amounts for cells in core.parts.values()], axis=1)
+    steps = np.maximum(np.gcd.reduce(amounts, axis=1), 1)
+    room, spare = np.divmod(core.room, steps)
+    if (room < 0).any() or len(np.unique(part)) < len(core.parts):
+        return None, math.inf
+    amounts //= steps[:, None]
+    # What is left of the room is a column, in units of the room. A little room more allows nothing more, and keeps whole choices
+    # away from where tolerances decide.
+    unit = np.maximum(room, 1)
+    margin = np.minimum(0.5, 1e-5 * unit)
+    base = core.bound + float(core.prices @ (spare - margin * steps))
+    is_cell = np.arange(len(part) + len(room)) < len(part)
+    matrix, sides = _agreement(core)
+    within = np.hstack([amounts / unit[:, None], np.eye(len(room))])
+    constraints = [LinearConstraint(matrix, sides, sides), LinearConstraint(within, *[(room + margin) / unit] * 2)]
+    lifts = np.concatenate([cells.lifts for cells in core.parts.values()])
+    while True:
+        with native_stdout_silenced():  # some versions of HiGHS leave debugging lines there
+            result = milp(
+                np.append(lifts, core.prices * steps * unit) / core.reach,
+                integrality=is_cell,
+                bounds=Bounds(0, np.where(is_cell, 1.0, np.inf)),
+                constraints=constraints,
+                options={"mip_rel_gap": 0.0, "time_limit": max(until - time.monotonic(), 0.0)},
+            )
+        dual = math.inf if result.status == 2 else -math.inf if result.mip_dual_bound is None else result.mip_dual_bound
+        lower = base + core.reach * dual
+        if result.x is None:
+            return None, lower
+        first = np.searchsorted(part, np.arange(len(core.parts) + 1))
+        chosen = np.lexsort((result.x[: len(part)], part))[first[1:] - 1]  # the largest of each part
+        taken = amounts[:, chosen]
+        over = taken.sum(axis=1) > room
+        if not over.any():
+            picked = zip(core.parts.values(), chosen - first[:-1], strict=True)
+            known = {variable: int(value[cell]) for cells, cell in picked for variable, value in cells.values.items()}
+            values = [known[variable] for variable in range(len(known))]
+            return values if math.isfinite(network.cost(values)) and network.fits(values) else None, lower
+        # HiGHS takes a choice that is over a large budget by 1e-6 of it for fitting: rule it out with all that take more.
+        at_least = taken[over.argmax()]
+        inside = (at_least[part] > 0) & (amounts[over.argmax()] >= at_least[part])
+        cover = np.append(inside, np.zeros(len(room)))[None]
+        constraints.append(LinearConstraint(cover, -np.inf, np.count_nonzero(at_least) - 1))

@@ -1,0 +1,138 @@
+"""The menu: for each channel space what its widths cost, for each product of two sides what its numbers of groups cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx_gconv.errors import BudgetError
+from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.table import share
+
+
+@dataclass(frozen=True)
+class Width:
+    """One width that a space may have; with 0 channels it is gone (a dropped residual branch)."""
+
+    channels: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class SpaceRow:
+    """One decision: the channels that several layers share, and so can only lose together."""
+
+    name: str
+    options: tuple[Width, ...]  # descending in channels; the first is the space as it is
+
+    @property
+    def full(self) -> int:
+        """The channels of the space as it is."""
+        return self.options[0].channels
+
+
+@dataclass(frozen=True)
+class Side:
+    """How many channels a product has on one side: some that stay, and those of spaces."""
+
+    fixed: int
+    spaces: tuple[int, ...] = ()  # places in Menu.spaces, without repetition
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether channels of different origin meet here: groups would tear them, unless all of them are there."""
+        return len(self.spaces) + bool(self.fixed) > 1
+
+
+@dataclass(frozen=True)
+class GroupCount:
+    """One number of groups for one product, and what it costs."""
+
+    groups: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class Product:
+    """Weights that join every channel of one side with every one of the other, divided by the groups."""
+
+    names: tuple[str, ...]  # the layers behind it; none for biases and the like
+    ins: Side
+    outs: Side
+    params: int  # for each pair of channels, ungrouped
+    macs: int
+    options: tuple[GroupCount, ...] = (GroupCount(1, 0.0),)  # ascending; the first is how it is now, above 1 with fixed sides only
+
+    def amounts(self, ins: int, outs: int, groups: int) -> tuple[int, int]:
+        """Return the parameters and MACs with so many channels and groups."""
+        return self.params * ins * outs // groups, self.macs * ins * outs // groups
+
+
+@dataclass(frozen=True)
+class Menu:
+    """Every decision, and what the rest of the model costs."""
+
+    spaces: tuple[SpaceRow, ...]
+    products: tuple[Product, ...]
+    together: tuple[tuple[int, ...], ...] = ()  # spaces that are gone together or not at all
+    fixed_params: int = 0
+    fixed_macs: int = 0
+
+    def full(self, side: Side) -> int:
+        """Return the channels of a side when every space is as it is."""
+        return side.fixed + sum(self.spaces[space].full for space in side.spaces)
+
+    def channels(self, side: Side, widths: Sequence[int]) -> int:
+        """Return the channels of a side when space s takes its option widths[s]."""
+        return side.fixed + sum(self.spaces[space].options[widths[space]].channels for space in side.spaces)
+
+    def totals(self, widths: Sequence[int], groups: Sequence[int]) -> tuple[int, int]:
+        """Return the parameters and MACs when space s takes its option widths[s] and product p its option groups[p]."""
+        params, macs = self.fixed_params, self.fixed_macs
+        for product, index in zip(self.products, groups, strict=True):
+            sides = self.channels(product.ins, widths), self.channels(product.outs, widths)
+            more = product.amounts(*sides, product.options[index].groups)
+            params, macs = params + more[0], macs + more[1]
+        return params, macs
+
+    def cost(self, widths: Sequence[int], groups: Sequence[int]) -> float:
+        """Return the summed cost of a choice."""
+        chosen = [row.options[index].cost for row, index in zip(self.spaces, widths, strict=True)]
+        return sum(chosen) + sum(product.options[index].cost for product, index in zip(self.products, groups, strict=True))
+
+    def is_legal(self, widths: Sequence[int], groups: Sequence[int]) -> bool:
+        """Return whether a model with these widths and groups can be built."""
+        for alike in self.together:
+            if len({self.spaces[space].options[widths[space]].channels == 0 for space in alike}) > 1:
+                return False
+        return all(self.can_group(product, index, widths) for product, index in zip(self.products, groups, strict=True))
+
+    def can_group(self, product: Product, index: int, widths: Sequence[int]) -> bool:
+        """Return whether a product can take an option at these widths."""
+        sides = (product.ins, self.channels(product.ins, widths)), (product.outs, self.channels(product.outs, widths))
+        groups = product.options[index].groups
+        return index == 0 or all(
+            channels > 0 and channels % groups == 0 and not (side.is_mixed and channels < self.full(side))
+            for side, channels in sides
+        )
+
+    def allows(self, widths: Sequence[int], groups: Sequence[int], budget: Budget) -> bool:
+        """Return whether a choice is within every limit."""
+        return budget.allows(*self.totals(widths, groups))
+
+
+def refusal(menu: Menu, budget: Budget, smallest: tuple[int, int]) -> BudgetError:
+    """Return the error for a budget that cannot be met, with the range that can be had: from these parameters and MACs on."""
+    (params, macs), (all_params, all_macs) = smallest, menu.totals([0] * len(menu.spaces), [0] * len(menu.products))
+    words = (
+        ("--max-params", budget.max_params, params, "parameters", share(params, all_params)),
+        ("--max-macs", budget.max_macs, macs, "MACs", share(macs, all_macs)),
+        ("--max-flops", budget.max_flops, 2 * macs, "FLOPs", share(macs, all_macs)),
+    )
+    limited = [(option, amount, unit, part) for option, limit, amount, unit, part in words if limit is not None]
+    asked = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in budget.as_dict().items())
+    still = " and ".join(f"{amount:,} {unit}" for _, amount, unit, _ in limited)
+    ranges = "; ".join(f"{option} from {amount:,} ({part})" for option, amount, _, part in limited)
+    return BudgetError(
+        f"the budget cannot be met: you asked for {asked}, but even the smallest model has {still}.",
+        hint=f"feasible: {ranges} up to 100%; to go lower, exclude fewer layers, lower --min-group-channels or use "
+        "--target generic",
+    )
