@@ -31,7 +31,7 @@ from onnx_gconv.recover.normal import (
     target_sums,
     variance,
 )
-from onnx_gconv.recover.pair import Scene, find_pairs, fit_pair, join, of_outputs, shared_out
+from onnx_gconv.recover.pair import Scene, find_pairs, fit_pair, in_parts, of_outputs, shared_out
 from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import MEMORY_BYTES, ActivationStore
 from onnx_gconv.recover.walk import Arrays, Stop, Walk, put_inputs
@@ -238,7 +238,7 @@ class _Fitter:
 
         # Of all batches some: samples may come class by class.
         found = self.work.pool.map(seen, batches, shared_out(scene.samples, len(batches)))
-        parts = join([each for each in found if each is not None])
+        parts = in_parts([each for each in found if each is not None])
         fitted = fit_pair(first, second, scene.windows, parts, self.work.pool)
         if fitted is None:
             return None

@@ -144,15 +144,15 @@ def shared_out(total: int, count: int) -> list[int]:
     return [total * (each + 1) // count - total * each // count for each in range(count)]
 
 
-def join(seen: Sequence[Seen]) -> list[Seen]:
-    """Return what is seen in some batches as a few parts."""
-    parts = []
-    for places in np.array_split(np.arange(len(seen)), min(PARTS, len(seen))):
-        some = [seen[place] for place in places]
-        images, goal = (np.concatenate([getattr(each, name) for each in some]) for name in ("images", "goal"))
-        added = [each.added for each in some if each.added is not None]
-        parts.append(Seen(images, goal, np.concatenate(added) if added else None))
-    return parts
+def in_parts(seen: Sequence[Seen]) -> list[Seen]:
+    """Return what is seen in some batches as a few parts of about as many samples."""
+    images, goal = (np.concatenate([getattr(each, name) for each in seen]) for name in ("images", "goal"))
+    added = [each.added for each in seen if each.added is not None]
+    together = np.concatenate(added) if added else None
+    count = min(PARTS, len(images))
+    ends = np.cumsum(shared_out(len(images), count))
+    spans = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return [Seen(images[span], goal[span], None if together is None else together[span]) for span in spans]
 
 
 def fit_pair(
