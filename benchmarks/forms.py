@@ -135,7 +135,10 @@ def _uniform_plan(row: Row, model: Path, calib: Any) -> Any:
 
     def indices(share: float) -> list[int]:
         return [
-            max(range(len(space.options)), key=lambda i, s=space: (s.options[i].channels <= max(1, share * s.full), s.options[i].channels))
+            max(
+                range(len(space.options)),
+                key=lambda i, s=space: (s.options[i].channels <= max(1, share * s.full), s.options[i].channels),
+            )
             for space in forms.menu.spaces
         ]
 

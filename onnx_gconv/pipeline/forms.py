@@ -174,7 +174,10 @@ def _measured(forms: Forms, guide: Guide, curves: Costs) -> Costs:
     found: dict[tuple[str, int] | Narrowed, float] = {}
     for space in forms.offer.spaces:
         known = sorted((curves[Narrowed(*key)], cost) for key, cost in measured.items() if key[0] == space.name)
-        errors_known, costs_known = [0.0, *(error for error, _ in known)], np.maximum.accumulate([0.0, *(cost for _, cost in known)])
+        errors_known, costs_known = (
+            [0.0, *(error for error, _ in known)],
+            np.maximum.accumulate([0.0, *(cost for _, cost in known)]),
+        )
         for width in forms.offer.widths[space.name]:
             error = curves[Narrowed(space.name, width)]
             slope = costs_known[-1] / errors_known[-1] if errors_known[-1] > 0 else usual
@@ -184,7 +187,13 @@ def _measured(forms: Forms, guide: Guide, curves: Costs) -> Costs:
 
 
 def grouping_of(
-    layer: Layer, groups: int, sides: tuple[Order, Order], groupings: Groupings, model: onnx.ModelProto, facts: Facts, settings: Settings
+    layer: Layer,
+    groups: int,
+    sides: tuple[Order, Order],
+    groupings: Groupings,
+    model: onnx.ModelProto,
+    facts: Facts,
+    settings: Settings,
 ) -> Grouping:
     """Return a layer's grouping among the inputs and outputs that are left of it; solved anew where some are gone."""
     ins, outs = sides

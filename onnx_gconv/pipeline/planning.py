@@ -184,12 +184,17 @@ def plan_guided(solved: Solved, budget: Budget, guide: Guide | None, model: onnx
 
         of_layers = guide.following(forms.offer.groups.keys())
         effort = solved.settings.effort if cost == "trial" else 0
-        return best_discount(guide, forms.costs, following, lambda costs: _plan_forms(solved, forms, costs, budget, model), effort=effort)
+
+        def chosen(costs: Costs) -> Planned:
+            return _plan_forms(solved, forms, costs, budget, model)
+
+        return best_discount(guide, forms.costs, following, chosen, effort=effort)
     if guide is None or table is None or cost not in ("sensitivity", "trial"):
         return plan_within(solved, budget)
 
     def search(costs: Costs) -> Planned:
-        return plan_within(replace(solved, table=table.priced(costs)), budget)
+        of_groups = {key: cost for key, cost in costs.items() if not isinstance(key, Narrowed)}
+        return plan_within(replace(solved, table=table.priced(of_groups)), budget)
 
     if cost == "sensitivity":
         return search(guide.costs(solved.groupings, None))

@@ -61,7 +61,8 @@ def eliminations(
             ahead.tidy()
             walk.tidy()
             done = [space for space in open_spaces if space.name not in result and {*space.readers} <= seen.keys()]
-            eliminated = pool.map(lambda space: eliminate([seen[name].reader(space, spaces) for name in space.readers]), done)
+            readers = [[seen[name].reader(space, spaces) for name in space.readers] for space in done]
+            eliminated = pool.map(eliminate, readers)
             result |= {space.name: each for space, each in zip(done, eliminated, strict=True)}
             still = {name for space in open_spaces if space.name not in result for name in space.readers}
             seen = {name: each for name, each in seen.items() if name in still}  # Gram matrices are large

@@ -95,9 +95,7 @@ class CalibratedGuide:
         """Return the error of the outputs when one space alone keeps only these channels; they are given by its reader."""
         feeds = self._calibration.feeds(min(MEASURED, self._fitted_samples))
         probes, options, progress = self._batches(PROBES), self._options, self._progress
-        return sensitivities(
-            self._model, self._model, {}, feeds, probes=probes, options=options, progress=progress, keeps=keeps
-        )[1]
+        return sensitivities(self._model, self._model, {}, feeds, probes=probes, options=options, progress=progress, keeps=keeps)[1]
 
     def following(self, names: Collection[str]) -> dict[str, float]:
         """Return which share of what can be fitted comes after each layer, and so corrects some of its error."""

@@ -14,7 +14,7 @@ from onnx_gconv.rewrite.taken import Taken
 from onnx_gconv.solve.grouping import Order
 
 BATCH_NORMALIZATION_EPSILON = 1e-5  # where the node does not say
-SHIFT, MEAN = 2, 3  # slots of a BatchNormalization
+SCALE, SHIFT, MEAN = 1, 2, 3  # slots of a BatchNormalization
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +48,9 @@ def drop(surgery: Surgery, constants: Constants, branch: Branch, order: Order | 
 def settle(model: onnx.ModelProto, branches: tuple[Branch, ...]) -> onnx.ModelProto:
     """Return the masked model with the constant of each dropped branch in one place: the shift of its normalization.
 
-    The mean becomes the last Conv's bias, which it is the mean of. The function stays the same. In training, when statistics are
-    those of the batch, a masked branch gives its shift; and a trained constant has a place to return to. What others read as
-    well stays as it is.
+    The scale becomes zero, the mean that of the last Conv's result. The function stays the same. In training, when statistics are
+    those of the batch, there is no variance that the branch could be divided by, only rounding; with no scale it gives its shift,
+    and a trained constant has a place to return to. What others read as well stays as it is.
     """
     if all(branch.end == branch.name for branch in branches):
         return model
@@ -59,10 +59,11 @@ def settle(model: onnx.ModelProto, branches: tuple[Branch, ...]) -> onnx.ModelPr
         last, norm = _ends(surgery, branch)
         if norm is None:
             continue
-        shift, mean = (constants.origin(norm.inputs[slot].name) for slot in (SHIFT, MEAN))
-        if all(constants.is_stored(name) and len(constants.readers(name)) == 1 for name in (shift, mean)):
-            surgery.constant(shift, _remnant(last, norm, constants).astype(constants.value(shift).dtype))
-            surgery.constant(mean, _bias(last, constants).astype(constants.value(mean).dtype))
+        names = [constants.origin(norm.inputs[slot].name) for slot in (SCALE, SHIFT, MEAN)]
+        bias, remnant = _bias(last, constants), _remnant(last, norm, constants)
+        if all(constants.is_stored(name) and len(constants.readers(name)) == 1 for name in names):
+            for name, value in zip(names, (np.zeros_like(bias), remnant, bias), strict=True):
+                surgery.constant(name, value.astype(constants.value(name).dtype))
     return surgery.finish()
 
 
@@ -86,7 +87,7 @@ def _stored_remnant(last: gs.Node, norm: gs.Node | None, constants: Constants) -
     if norm is None:
         source = constants.origin(last.inputs[2].name) if _has_bias(last) else ""
     else:
-        is_settled = np.array_equal(_bias(last, constants), _floats(norm.inputs[MEAN], constants))
+        is_settled = not constants.value(norm.inputs[SCALE].name).any()
         source = constants.origin(norm.inputs[SHIFT].name) if is_settled else ""
     return source if source and constants.is_stored(source) else ""
 
