@@ -167,7 +167,8 @@ def test_a_settled_branch_gives_its_shift_whatever_the_statistics() -> None:
     it = subject(graph(f"{STEM} {NORM} y = Conv (t, w_3_8_1_1)"))
     made = both(it, plan_of(dropped=("e",)))
     (norm,) = (node for node in made.masked.graph.node if node.op_type == "BatchNormalization")
-    shift, mean = (get_tensor(made.masked, name) for name in norm.input[2:4])
+    scale, shift, mean = (get_tensor(made.masked, name) for name in norm.input[1:4])
+    assert not scale.any()
     assert np.array_equal(mean, get_tensor(it.model, "c_8"))
     assert np.array_equal(get_tensor(made.compact.model, "n_mean").reshape(-1), shift)
 
