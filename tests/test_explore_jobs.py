@@ -30,6 +30,7 @@ POINTS = 3
 NAMES = [f"point-{number:02}" for number in range(POINTS)]
 RESULTS = [f"{name}.result.json" for name in NAMES]
 FLAGS = ("--calib", "calib.npz", "--eval", "test.npz")
+MEASURED = ("costs.json", "eliminations.json", "width_costs.json")
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +146,8 @@ def test_models_that_an_exploration_would_remove_and_not_replace_are_kept_and_it
 
 
 def times(folder: str) -> dict[str, int]:
-    """Return when each file of points and costs was written."""
-    return {path.name: path.stat().st_mtime_ns for path in Path(folder).iterdir() if path.name.startswith(("point", "costs"))}
+    """Return when each file of points and of what was measured was written."""
+    return {path.name: path.stat().st_mtime_ns for path in Path(folder).iterdir() if path.name.startswith(("point", *MEASURED))}
 
 
 def test_started_again_nothing_is_done_twice(here: Path) -> None:
@@ -166,15 +167,44 @@ def test_a_point_without_its_model_is_made_again(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_points_of_other_settings_are_made_again_and_costs_only_if_they_must_be(here: Path) -> None:
-    before = times("whole")
-    points = explore("--calib", "calib.npz", "--eval", "unlabelled.npz", folder="whole")["points"]
+@pytest.mark.parametrize(
+    ("forms", "measured"), [("group", {"costs.json"}), ("width", {"eliminations.json"}), ("all", {*MEASURED})], ids=str
+)
+def test_points_of_other_settings_are_made_again_and_what_is_measured_only_if_it_must_be(
+    forms: str, measured: set[str], here: Path
+) -> None:
+    explore(*FLAGS, "--forms", forms)
+    before = times("sweep")
+    points = explore("--calib", "calib.npz", "--eval", "unlabelled.npz", "--forms", forms)["points"]
     assert all(point["evaluation"]["top1"] is None for point in points)
-    after = times("whole")
-    assert {name for name in before if after[name] == before[name]} == {"costs.json"}
+    after = times("sweep")
+    assert {name for name in before if after[name] == before[name]} == measured
     np.savez("calib.npz", image=np.load("calib.npz")["image"][::-1])
-    assert explore("--calib", "calib.npz", folder="whole")["points"][1]["evaluation"] is None
-    assert times("whole")["costs.json"] != after["costs.json"]
+    assert explore("--calib", "calib.npz", "--forms", forms)["points"][1]["evaluation"] is None
+    again = times("sweep")
+    assert all(again[name] != after[name] for name in measured)
+
+
+@pytest.mark.slow
+def test_other_forms_and_other_steps_are_another_exploration(here: Path) -> None:
+    for flags in (("--forms", "group"), ("--width-step", "4"), ("--forms", "width")):
+        refused = run(*FLAGS, *flags, folder="whole")
+        assert refused.code == 1
+        assert "holds an exploration of another model or with other flags" in refused.err
+
+
+def test_points_tell_what_became_of_spaces_branches_and_layers(here: Path) -> None:
+    told = json.loads(Path("whole/explore.json").read_text())
+    channels = {space["name"]: space["channels"] for space in told["spaces"]}
+    for point in told["points"]:
+        plan = json.loads(Path("whole", point["plan"]).read_text())
+        kept = {name: width for name, width in point["widths"].items() if width}
+        assert kept == {space["name"]: len(space["keep"]) for space in plan["spaces"]}
+        assert all(width < channels[name] for name, width in point["widths"].items())
+        assert point["dropped"] == [branch["name"] for branch in plan["dropped"]]
+        assert told["before"]["macs"] - sum(point["saved"].values()) == point["macs"]
+    assert told["points"][-1]["widths"].keys() == channels.keys()
+    assert not told["points"][0]["widths"]
 
 
 @pytest.mark.slow

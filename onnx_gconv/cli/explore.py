@@ -95,4 +95,4 @@ def _draw(found: "Exploration", folder: Path, story: Story) -> list[Path]:
     from onnx_gconv.report.picture import draw_exploration
 
     with staged(folder) as staging:
-        return [folder / path.name for path in draw_exploration(found.points, found.network, found.by, staging / "explore")]
+        return [folder / path.name for path in draw_exploration(found, staging / "explore")]

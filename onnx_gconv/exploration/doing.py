@@ -16,10 +16,12 @@ from onnx_gconv.evaluation import evaluate
 from onnx_gconv.exploration.goal import Brief, Goal, Tuning
 from onnx_gconv.exploration.point import Point, planned_point
 from onnx_gconv.listener import SILENT, ignore
+from onnx_gconv.model.spaces import Spaces
+from onnx_gconv.model.widths import Space
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original, open_original
 from onnx_gconv.pipeline.planned import Planned
-from onnx_gconv.pipeline.planning import plan_guided
+from onnx_gconv.pipeline.planning import plan_guided, plan_within
 from onnx_gconv.pipeline.recovering import guide_of, open_samples, recovered
 from onnx_gconv.pipeline.rewriting import Rewritten, rewrite
 from onnx_gconv.pipeline.settings import Settings
@@ -28,8 +30,6 @@ from onnx_gconv.pipeline.stopwatch import Stopwatch
 from onnx_gconv.pipeline.trial import GroupCosts, Guide
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
-from onnx_gconv.model.spaces import Spaces
-from onnx_gconv.model.widths import Space
 from onnx_gconv.recover.elimination import Elimination
 from onnx_gconv.recover.recovery import Recovery
 from onnx_gconv.rewrite.mask import mask
@@ -103,21 +103,21 @@ class _Work:
         job = Job(original, self.settings)
         with self.watch("search"):
             planned = self._planned(job, samples)
-        plan = planned.plan
-        assert planned.search is not None, "an exploration searches, it follows no rule"
-        matched = match(original.model, plan, shapes=original.network.shapes)
+        matched = match(original.model, planned.plan, shapes=original.network.shapes)
         with self.watch("recover"):
             start, matched, recovery = self._recovered(job, matched, samples)
-        plan = plan.keeping({each.space.name: tuple(each.keep.tolist()) for each in matched.spaces})
-        replace(planned, plan=plan).save(self.folder / f"{name}.plan.json")
+        plan = planned.plan.keeping({each.space.name: tuple(each.keep.tolist()) for each in matched.spaces})
+        planned = replace(planned, plan=plan)
+        planned.save(self.folder / f"{name}.plan.json")
         rewritten = self._written(job, start, matched, f"{name}.onnx")
         finetuned = None
         if tuning is not None and matched:
             finetuned = self._tuned(job, start, plan, matched, tuning)
         return planned_point(
+            original,
             f"{name}.plan.json",
-            plan,
-            planned.search,
+            planned,
+            matched,
             model=f"{name}.onnx",
             recovery=None if recovery is None else recovery.as_dict(),
             evaluation=self._evaluation(rewritten, original),
@@ -125,15 +125,17 @@ class _Work:
         )
 
     def _planned(self, job: Job, samples: Calibration | None) -> Planned:
-        solved, costs = self.brief.solved, self.brief.costs
-        count = solved.network.count
-        # Where the model fits as it is there is nothing to choose, and nothing to measure.
-        guide: Guide | None = None
-        if not self.goal.budget.allows(count.params, count.macs):
-            guide = guide_of(job, samples)
+        solved, costs, budget = self.brief.solved, self.brief.costs, self.goal.budget
+        # Where the model fits as it is there is nothing to choose, and nothing to measure or try.
+        fits = budget.allows(solved.network.count.params, solved.network.count.macs)
+        if fits and solved.forms is None:
+            return plan_within(solved, budget)
+        if fits:
+            solved = replace(solved, settings=replace(solved.settings, effort=0))
+        guide: Guide | None = guide_of(job, samples)
         if guide is not None and costs is not None:
             guide = KnownCosts(guide, costs)
-        return plan_guided(solved, self.goal.budget, guide, job.original.model)
+        return plan_guided(solved, budget, guide, job.original.model)
 
     def _recovered(
         self, job: Job, matched: Matched, samples: Calibration | None

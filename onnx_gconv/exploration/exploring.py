@@ -15,35 +15,42 @@ from onnx_gconv.exploration.engine import Engine
 from onnx_gconv.exploration.folder import Folder, require_kept
 from onnx_gconv.exploration.goal import Brief, Goal, Tuning
 from onnx_gconv.exploration.local import run_here
-from onnx_gconv.exploration.point import Point, exploration_json, measured, planned_point
+from onnx_gconv.exploration.point import Explored, Point, exploration_json, measured, planned_point
 from onnx_gconv.exploration.ray import require_cluster, run_on_ray
+from onnx_gconv.exploration.remembering import RememberingGuide
 from onnx_gconv.exploration.running import Failure, goals_for, make_points
-from onnx_gconv.exploration.solutions import Axis, budgets, solution_settings, solve_resumable
+from onnx_gconv.exploration.solutions import Axis, budgets, gathers_of, solution_settings, solve_resumable
 from onnx_gconv.files import locked, make_folder, write_text
 from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.model.network import Network
+from onnx_gconv.model.widths import Space
 from onnx_gconv.pipeline.extras import require_torch
-from onnx_gconv.pipeline.facts import measure
+from onnx_gconv.pipeline.facts import Facts, measure
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original, open_original, tell_counts
 from onnx_gconv.pipeline.planned import Solved
 from onnx_gconv.pipeline.planning import plan_within
 from onnx_gconv.pipeline.recovering import guide_of, open_samples
 from onnx_gconv.pipeline.settings import ExploreWishes, Learning, PathLike, Settings, as_path, settings_of
-from onnx_gconv.pipeline.trial import Costs
+from onnx_gconv.pipeline.trial import Guide
 from onnx_gconv.recover.calibration import Calibration
+from onnx_gconv.rewrite.match import match
 
 EngineName = Literal["local", "ray"]
 
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """The points of an exploration in the order of their budgets, and those that could not be made."""
+    """The points of an exploration in the order of their budgets, and those that could not be made.
+
+    `spaces` are the channel spaces that could be narrowed, where that was among the forms.
+    """
 
     network: Network
     by: Axis
     points: tuple[Point, ...]
     failures: tuple[Failure, ...]
+    spaces: tuple[Space, ...] = ()
 
     def require_all(self) -> None:
         """Fail if a point did; the others are written."""
@@ -138,6 +145,11 @@ def _tuning(original: Original, settings: Settings, data: str, learning: Learnin
     return Tuning(data, asdict(training_settings(learning, samples, seed=settings.seed)), device)
 
 
+def _remembering(guide: Guide | None, folder: Folder, dependencies: dict[str, object]) -> RememberingGuide | None:
+    needed = {name: dependencies[name] for name in ("model", "solutions", "seed", "preprocessing", "calib")}
+    return None if guide is None else RememberingGuide(guide, folder, needed)
+
+
 class _Explorer:
     """All that the points of one exploration have in common."""
 
@@ -164,17 +176,21 @@ class _Explorer:
         try:
             with locked(self._path):
                 require_kept(self._path, self._count, has_models=engine is not None, has_tuned=self._tuning is not None)
-                solved = solve_resumable(job, self._path)
-                for points in self._plans(solved) if engine is None else self._models(job, solved, samples, engine):
-                    text = exploration_json(str(original.path), self._by, points, original.network, original.sha256)
-                    write_text(self._path / "explore.json", text)
+                dependencies = self._dependencies(job.facts)
+                folder = Folder(self._path, dependencies)
+                guide = _remembering(guide_of(job, samples), folder, dependencies)
+                solved = solve_resumable(job, self._path, guide)
+                spaces = () if solved.forms is None else solved.forms.offer.spaces
+                explored = Explored(str(original.path), self._by, original.network, original.sha256, spaces)
+                for points in self._plans(solved) if engine is None else self._models(solved, guide, folder, engine):
+                    write_text(self._path / "explore.json", exploration_json(explored, points))
         except BaseException as stop:
             if isinstance(stop, Exception):
                 raise
             # Ctrl-C, say. Before the first point is known, nobody knows which of those in the folder are of this exploration.
             kept = f"{len(points)} of {self._count} points" if points else "what is finished"
             raise type(stop)(f"'{self._path}' keeps {kept}, and the same command continues from there.") from stop
-        return Exploration(original.network, self._by, tuple(points), tuple(self._failures))
+        return Exploration(original.network, self._by, tuple(points), tuple(self._failures), spaces)
 
     def _plans(self, solved: Solved) -> Iterator[list[Point]]:
         """Yield the points, all plans, once they are searched; their files are written."""
@@ -182,19 +198,19 @@ class _Explorer:
         goals = self._goals(solved)
         for goal in goals:
             planned = plan_within(solved, goal.budget)
-            assert planned.search is not None
             file = f"{goal.name}.plan.json"
             planned.save(self._path / file)
-            points.append(planned_point(file, planned.plan, planned.search))
+            matched = match(self._original.model, planned.plan, shapes=solved.network.shapes)
+            points.append(planned_point(self._original, file, planned, matched))
             self._listener.progress("searching", len(points), len(goals), goal.name)
         Folder(self._path, {}).tidy(points)
         yield points
 
-    def _models(self, job: Job, solved: Solved, samples: Calibration | None, engine: Engine) -> Iterator[list[Point]]:
+    def _models(self, solved: Solved, guide: RememberingGuide | None, folder: Folder, engine: Engine) -> Iterator[list[Point]]:
         """Yield the points so far, in order, whenever there is one more."""
-        dependencies = self._dependencies(solved)
-        folder = Folder(self._path, dependencies)
-        costs = self._costs(job, solved, samples, folder, dependencies)
+        # What the layers cost by the samples holds for all budgets, so it is measured here and once.
+        is_asked = guide is not None and solved.forms is None and solved.is_measured
+        costs = guide.costs(solved.groupings, None) if guide is not None and is_asked else None
         original, goals = self._original, self._goals(solved)
         assert original.path is not None, "an exploration has its model by name"
         brief = Brief(original.path, original.data_files, original.given_shapes, self._settings, solved, costs, self._tuning)
@@ -212,30 +228,19 @@ class _Explorer:
         folder.tidy(list(points.values()))
 
     def _goals(self, solved: Solved) -> list[Goal]:
-        assert solved.table is not None, "an exploration searches, it follows no rule"
-        return goals_for(budgets(solved.table, self._by, self._count))
+        return goals_for(budgets(solved, self._by, self._count))
 
-    def _costs(
-        self, job: Job, solved: Solved, samples: Calibration | None, folder: Folder, dependencies: dict[str, object]
-    ) -> Costs | None:
-        """Return what the layers cost by the samples: that holds for all budgets, so it is measured here and once."""
-        guide = guide_of(job, samples)
-        if guide is None or not solved.is_measured:
-            return None
-        needed = {name: dependencies[name] for name in ("model", "solutions", "seed", "preprocessing", "calib")}
-        return folder.costs(needed, lambda: guide.costs(solved.groupings, None))
-
-    def _dependencies(self, solved: Solved) -> dict[str, object]:
+    def _dependencies(self, facts: Facts) -> dict[str, object]:
         """Return all that the points depend on: one made with other settings is made again."""
         settings, tuning, original = self._settings, self._tuning, self._original
         calib, judging = settings.calib, settings.eval
         return {
             "model": [original.sha256, *(data_identity(str(path)) for path in original.data_files)],
             "input_shapes": original.given_shapes,
-            "solutions": solution_settings(settings, solved.facts, original.sha256),
+            "solutions": solution_settings(settings, facts, original.sha256),
             "search": settings.search,
             "cost": settings.cost_name,
-            "gathers": solved.gathers,
+            "gathers": gathers_of(settings),
             "seed": settings.seed,
             "preprocessing": vars(settings.preprocessing),
             "calib": calib and {**data_identity(str(calib)), "samples": settings.calib_samples},

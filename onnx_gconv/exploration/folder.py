@@ -1,7 +1,6 @@
 """The folder of an exploration is its memory: what is finished is there, and is not done again."""
 
 import json
-import math
 import os
 import re
 import shutil
@@ -14,9 +13,7 @@ from onnx_gconv.exploration.doing import OUTCOME
 from onnx_gconv.exploration.goal import Goal, goal_names
 from onnx_gconv.exploration.point import Point
 from onnx_gconv.files import STAGING, make_folder, staged, write_text
-from onnx_gconv.pipeline.trial import Costs
 
-COSTS = "costs.json"
 OURS = re.compile(r"point-\d+\.(plan\.json|result\.json|(tuned\.)?onnx(\.data)?|tuned\.metrics\.jsonl)")
 UNFINISHED = re.compile(r"\.point-\d+")
 Dependencies = Mapping[str, object]
@@ -82,16 +79,18 @@ class Folder:
         results = [f"{point.name}.result.json"] if models else []
         return [point.plan, *results, *models, *(f"{file}.data" for file in models), *filter(None, [tuned.get("metrics")])]
 
-    def costs(self, settings: Dependencies, measure: Callable[[], Costs]) -> Costs:
-        """Return what the layers cost, measured now unless it is known from before; what could not be measured is left out."""
-        path = self.path / COSTS
+    def remembered(
+        self, file: str, key: str, settings: Dependencies, measure: Callable[[], list[dict[str, object]]]
+    ) -> list[dict[str, Any]]:
+        """Return the entries of a file, under this key, measured now unless they are known from before for the same settings."""
+        path = self.path / file
         found = _read(path)
         if found is None or found.get("settings") != _plain(settings):
-            known = {key: cost for key, cost in measure().items() if math.isfinite(cost)}
-            entries = [{"layer": name, "groups": groups, "cost": cost} for (name, groups), cost in known.items()]
-            found = {"format": 1, "settings": _plain(settings), "costs": entries}
-            write_text(path, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-        return {(entry["layer"], entry["groups"]): entry["cost"] for entry in found["costs"]}
+            entries = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in measure())  # one a line
+            write_text(path, f'{{"format": 1,\n "settings": {json.dumps(settings)},\n "{key}": [\n  {entries}]}}\n')
+            found = _read(path)
+            assert found is not None, "it was written just now"
+        return list(found[key])
 
     def _result(self, goal: Goal) -> Path:
         return self.path / f"{goal.name}.result.json"

@@ -8,7 +8,7 @@ from typing import Any
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.pipeline.planned import Solved
 from onnx_gconv.pipeline.settings import Settings
-from onnx_gconv.pipeline.trial import Costs
+from onnx_gconv.pipeline.trial import GroupCosts
 from onnx_gconv.search.budget import Budget
 
 
@@ -44,7 +44,7 @@ class Brief:
     given_shapes: Mapping[str, Shape]
     settings: Settings
     solved: Solved
-    costs: Costs | None  # what the layers cost by the calibration samples, where the search asks
+    costs: GroupCosts | None  # what the layers cost by the calibration samples, where the search asks
     tuning: Tuning | None
 
     @property

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from onnx_gconv.exploration.solutions import Axis
 from onnx_gconv.model.network import Network
-from onnx_gconv.plans import Plan
-from onnx_gconv.search.exact import SearchResult
+from onnx_gconv.model.widths import Space
+from onnx_gconv.pipeline.changes import changed_nodes, saved_macs
+from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.planned import Planned
+from onnx_gconv.rewrite.match import Matched
 
 Record = Mapping[str, Any]  # as JSON has it
 
@@ -25,6 +28,9 @@ class Point:
     bound: float | None  # None where nothing is proven
     gap: float | None
     groups: Mapping[str, int]  # by layer, of those that are grouped
+    widths: Mapping[str, int] = field(default_factory=dict)  # by space, of those that are narrowed; 0 if it went with its branch
+    dropped: Sequence[str] = ()  # branches
+    saved: Mapping[str, int] = field(default_factory=dict)  # MACs, by form
     model: str | None = None
     recovery: Record | None = None  # as in report.json
     evaluation: Record | None = None  # as of `evaluate --json`
@@ -33,6 +39,11 @@ class Point:
     @property
     def name(self) -> str:
         return self.plan.removesuffix(".plan.json")
+
+    @property
+    def narrowed(self) -> dict[str, int]:
+        """The channels of each space that keeps some of them."""
+        return {space: channels for space, channels in self.widths.items() if channels}
 
 
 @dataclass(frozen=True)
@@ -47,9 +58,12 @@ class Measure:
         return f"{self.values[index]:.3g}" if self.is_error else f"{self.values[index]:.2%}"
 
 
-def planned_point(file: str, plan: Plan, found: SearchResult, **made: Any) -> Point:
-    """Return the point of a plan, with what was `made` of it."""
+def planned_point(original: Original, file: str, planned: Planned, matched: Matched, **made: Any) -> Point:
+    """Return the point of a plan for this model, with what was `made` of it."""
+    plan, found = planned.plan, planned.search
+    assert found is not None, "an exploration searches, it follows no rule"
     known = found.as_dict()
+    gone = {name: 0 for branch in matched.dropped for name in branch.spaces}
     return Point(
         plan=file,
         budget=dict(plan.budget),
@@ -59,6 +73,9 @@ def planned_point(file: str, plan: Plan, found: SearchResult, **made: Any) -> Po
         bound=known["bound"],
         gap=known["gap"],
         groups={layer.name: layer.groups for layer in plan.layers},
+        widths={space.name: len(space.keep) for space in plan.spaces} | gone,
+        dropped=[branch.name for branch in plan.dropped],
+        saved=saved_macs(changed_nodes(original.model, original.network, matched)),
         **made,
     )
 
@@ -117,15 +134,28 @@ def _size(point: Point, axis: Axis) -> int:
     return point.params if axis == "params" or point.macs is None else point.macs
 
 
-def exploration_json(model: str, axis: Axis, points: Sequence[Point], network: Network, sha256: str) -> str:
+@dataclass(frozen=True, eq=False)
+class Explored:
+    """What the points of an exploration have in common, as explore.json tells it."""
+
+    model: str  # its path, as given
+    axis: Axis
+    network: Network
+    sha256: str
+    spaces: Sequence[Space]  # that could be narrowed
+
+
+def exploration_json(explored: Explored, points: Sequence[Point]) -> str:
     """Return the text of explore.json."""
+    network, axis = explored.network, explored.axis
     data = {
         "format": 1,
-        "model": model,
-        "source_sha256": sha256,
+        "model": explored.model,
+        "source_sha256": explored.sha256,
         "by": axis,
         "before": {"params": network.count.params, "macs": network.count.macs},
         "layers": [{"name": layer.name, "label": layer.label} for layer in network.layers],
+        "spaces": [{"name": space.name, "label": space.label, "channels": space.channels} for space in explored.spaces],
         "points": [
             vars(point) | {"dominated": is_dominated} for point, is_dominated in zip(points, dominated(points, axis), strict=True)
         ],

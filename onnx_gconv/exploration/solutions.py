@@ -14,11 +14,12 @@ from onnx_gconv.pipeline.choosing import option_table
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planned import Solved
-from onnx_gconv.pipeline.planning import decide_candidates, solve, wanted_numbers
-from onnx_gconv.pipeline.settings import Settings
+from onnx_gconv.pipeline.planning import decide_candidates, nothing_grouped, solve, wanted_numbers, with_forms
+from onnx_gconv.pipeline.settings import GathersName, Settings
 from onnx_gconv.pipeline.solving import Groupings, Problem, Solutions, problems, solve_each
+from onnx_gconv.pipeline.trial import Guide
 from onnx_gconv.search.budget import Budget
-from onnx_gconv.search.table import Table
+from onnx_gconv.search.joint import smallest_totals
 from onnx_gconv.solve.grouping import Grouping
 
 Axis = Literal["macs", "params"]
@@ -64,15 +65,39 @@ def _key(problem: Problem) -> tuple[str, int]:
     return problem.layers[0].weight, problem.layers[0].groups
 
 
-def solve_resumable(job: Job, folder: Path) -> Solved:
-    """Return the model solved for every candidate; layers that the folder has already are not solved again."""
+def solve_resumable(job: Job, folder: Path, guide: Guide | None) -> Solved:
+    """Return the model solved for all that a search may choose; layers that the folder has already are not solved again.
+
+    A `guide` measures widths and branches; what it remembers is not measured again either.
+    """
+    forms, gathers = job.settings.form_names, gathers_of(job.settings)
+    if forms == ("group",):
+        # Shared partitions are one joint problem: nothing to store.
+        return _solve_layers(job, folder) if gathers == "free" else solve(job, gathers, None)
+    assert guide is not None, "the settings refuse such forms without data"
+    if "group" not in forms:
+        _open_solutions(job, folder)
+        return with_forms(job, nothing_grouped(job), guide)
+    return with_forms(job, _solve_layers(job, folder), guide) if gathers == "free" else solve(job, gathers, guide)
+
+
+def gathers_of(settings: Settings) -> GathersName:
+    """Return the way of Gathers of all points."""
+    return settings.gathers or "free" if "group" in settings.form_names else "none"
+
+
+def _open_solutions(job: Job, folder: Path) -> SolutionFile:
+    """Return the file of solutions; what is there of another exploration is refused."""
+    return SolutionFile(folder / SOLUTIONS, solution_settings(job.settings, job.facts, job.original.sha256))
+
+
+def _solve_layers(job: Job, folder: Path) -> Solved:
+    """Return the layers solved for every number of groups, each with the best permutation that it could have."""
     original, settings, facts = job.original, job.settings, job.facts
-    gathers, network = settings.gathers or "free", original.network
-    if gathers != "free":
-        return solve(job, gathers)  # one joint problem: nothing to store
+    network = original.network
     skipped, allowed, rule = decide_candidates(job)
     assert rule is None, "an exploration searches, it follows no rule"
-    file = SolutionFile(folder / SOLUTIONS, solution_settings(settings, facts, original.sha256))
+    file = _open_solutions(job, folder)
     todo = problems([layer for layer in network.layers if layer.name in allowed], wanted_numbers(allowed))
     known = [(problem, solutions) for problem in todo if (solutions := file.get(problem)) is not None]
     missing = [problem for problem in todo if file.get(problem) is None]
@@ -88,7 +113,7 @@ def solve_resumable(job: Job, folder: Path) -> Solved:
     for problem, solutions in all_solutions():
         groupings |= {(layer.name, g): grouping for layer in problem.layers for g, grouping in solutions.items()}
     table = option_table(network, allowed, groupings, settings, facts, skipped)
-    return Solved(network, original.sha256, original.files, settings, facts, gathers, skipped, None, table, groupings)
+    return Solved(network, original.sha256, original.files, settings, facts, "free", skipped, None, table, groupings)
 
 
 def solution_settings(settings: Settings, facts: Facts, sha256: str) -> dict[str, object]:
@@ -97,6 +122,7 @@ def solution_settings(settings: Settings, facts: Facts, sha256: str) -> dict[str
     for name, values in sorted(facts.importances.items()):
         digest.update(name.encode() + values.tobytes())
     measured = {"measured": digest.hexdigest()} if facts.importances else {}
+    forms = {} if settings.form_names == ("group",) else {"forms": settings.form_names, "width_step": settings.width_step}
     return {
         "format": 1,
         "source_sha256": sha256,
@@ -107,14 +133,21 @@ def solution_settings(settings: Settings, facts: Facts, sha256: str) -> dict[str
         "min_group_channels": settings.min_group_channels,
         "target": facts.target,
         **measured,
+        **forms,
     }
 
 
-def budgets(table: Table, axis: Axis, points: int) -> list[Budget]:
+def budgets(solved: Solved, axis: Axis, points: int) -> list[Budget]:
     """Return evenly spaced budgets from the model as it is down to the smallest there is."""
-    dense, smallest = table.totals([0] * len(table.rows)), table.totals(table.smallest())
     which = 0 if axis == "params" else 1
-    if smallest[which] == dense[which]:
+    if solved.forms is not None:
+        menus = [solved.forms.priced(costs) for costs in solved.forms.costs]
+        dense = menus[0].totals([0] * len(menus[0].spaces), [0] * len(menus[0].products))
+        smallest = min((smallest_totals(menu, which) for menu in menus), key=lambda totals: totals[which])
+    else:
+        assert solved.table is not None, "an exploration searches, it follows no rule"
+        dense, smallest = solved.table.totals([0] * len(solved.table.rows)), solved.table.totals(solved.table.smallest())
+    if smallest[which] == dense[which] or (axis == "macs" and solved.network.count.macs is None):
         raise BudgetError(
             "there is nothing to explore: no choice changes the MACs.", hint="explore --by params, or give --input-shape"
         )

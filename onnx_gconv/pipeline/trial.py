@@ -6,10 +6,11 @@ what is left of it, and make up for a part of its error; so the costs of early l
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from onnx_gconv.errors import BudgetError
 from onnx_gconv.model.spaces import Spaces
 from onnx_gconv.model.widths import Space
 from onnx_gconv.pipeline.choosing import pruning_cost
@@ -18,7 +19,6 @@ from onnx_gconv.pipeline.solving import Groupings
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.elimination import Elimination
 from onnx_gconv.solve.grouping import Order
-
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Narrowed:
 
 Grouped = tuple[str, int]  # a layer, and its number of groups
 GroupCosts = Mapping[Grouped, float]
-Costs = Mapping[Grouped | Narrowed, float]
+Costs = Mapping[Any, float]  # by Grouped or Narrowed: a Mapping of one of them is none of both to a type checker
 
 # A layer that the whole model follows costs exp(-discount) of what it would cost at the end.
 DISCOUNTS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -91,6 +91,7 @@ class _Trial(Generic[Proposal]):
         self._search = search
         self._following = following
         self._off: dict[tuple[object, ...], float] = {}
+        self._found: dict[tuple[int, int], tuple[Costs, Proposal]] = {}  # with the costs, so that no others get their id
 
     def tried(self, *costs_and_places: tuple[Costs, int]) -> list[_Tried[Proposal]]:
         """Return the plans by these costs, each with the discount at a place; they are judged side by side."""
@@ -101,8 +102,26 @@ class _Trial(Generic[Proposal]):
         return [_Tried(each, self._off[each.plan.changes]) for each in found]
 
     def found(self, costs: Costs, place: int) -> Proposal:
-        """Return the plan by these costs with the discount at a place."""
-        return self._search(self._discounted(costs, DISCOUNTS[place]))
+        """Return the plan by these costs with the discount at a place; it is searched once."""
+        key = id(costs), place
+        if key not in self._found:
+            self._found[key] = costs, self._search(self._discounted(costs, DISCOUNTS[place]))
+        return self._found[key][1]
+
+    def able(self, families: Sequence[Costs]) -> Iterator[Costs]:
+        """Yield the costs that have a plan within the budget: some rule out groups, and a tight budget may need them."""
+        failure: BudgetError | None = None
+        count = 0
+        for costs in families:
+            try:
+                self.found(costs, FIRST)
+            except BudgetError as error:
+                failure = error
+                continue
+            count += 1
+            yield costs
+        if failure is not None and not count:
+            raise failure
 
     def climb(self, costs: Costs, start: int) -> _Tried[Proposal]:
         """Return the best plan found by these costs, going from one discount to the next as long as that is better."""
@@ -152,8 +171,10 @@ def best_discount(
 ) -> Proposal:
     """Return the plan that recovers best, of those by these costs at several discounts; at effort 0 nothing is tried."""
     trial = _Trial(guide, following, search)
+    able = trial.able(families)
     if effort == 0:
-        return trial.found(families[0], FIRST)
+        return trial.found(next(able), FIRST)
+    families = list(able)
     tried = trial.tried(*((costs, FIRST) for costs in families))
     best = _best(tried)
     climbing = families if effort >= 3 else [families[tried.index(best)]]

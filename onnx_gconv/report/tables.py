@@ -155,13 +155,16 @@ def _totals_table(before: dict[str, int | None], after: dict[str, int | None]) -
 
 
 def print_exploration(points: Sequence[Point], network: Network, axis: Axis) -> None:
-    """Print what each budget gives: parameters, MACs, how good it is or else its cost, and its numbers of groups."""
+    """Print what each budget gives: parameters, MACs, how good it is or else its cost, and what was done to spaces and layers."""
     measure, before = measured(points), before_tuning(points)
     is_tuned = any(point.finetuned for point in points) and before is not None
     worth = ["cost"] if measure is None else [f"untuned {before.title}", measure.title] if before and is_tuned else [measure.title]
-    table = Table("plan", "params", "left", "MACs", "left", *worth, "groups: layers", title="Exploration")
-    for column in table.columns[1:-1]:
-        column.justify = "right"
+    has_widths = any(point.widths for point in points)
+    has_groups = any(point.groups for point in points) or not has_widths
+    forms = ["narrowed", "dropped"] * has_widths + ["groups: layers"] * has_groups
+    table = Table("plan", "params", "left", "MACs", "left", *worth, *forms, title="Exploration")
+    for column in table.columns[1:]:
+        column.justify = "left" if column.header == "groups: layers" else "right"
     is_dominated = dominated(points, axis)
     for index, point in enumerate(points):
         numbers = Counter(point.groups.values())
@@ -178,7 +181,8 @@ def print_exploration(points: Sequence[Point], network: Network, axis: Axis) -> 
             short(point.macs),
             f"{point.macs / network.count.macs:.1%}" if point.macs and network.count.macs else "",
             *found,
-            used or "none",
+            *([str(len(point.narrowed)), str(len(point.dropped))] if has_widths else []),
+            *([used or "none"] if has_groups else []),
         )
     _console().print(table)
 

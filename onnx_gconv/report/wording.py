@@ -1,5 +1,8 @@
 """What a plan does to a model, in words."""
 
+# By form, what became of the MACs that it saved.
+SAVED_BY = {"width": "channels that are gone", "drop": "dropped branches", "group": "groups"}
+
 
 def counted(number: int, noun: str) -> str:
     """Return so many of something: 1 branch, 2 branches."""
