@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
@@ -19,9 +20,9 @@ from onnx_gconv.native_output import native_stdout_silenced
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import TIME_LIMIT_SECONDS, SearchResult
 from onnx_gconv.search.menu import Menu, refusal
-from onnx_gconv.search.network import Floats, Ints, Places, Tree, network_of, tree_of
+from onnx_gconv.search.network import Floats, Ints, Tree, network_of, tree_of
 
-MOST_LISTED = 300_000  # parts of choices in one list; where there would be more, HiGHS goes on
+MOST_LISTED = 200_000  # parts of choices in one list; where there would be more, HiGHS goes on
 CORE_CELLS = 3000  # of the first core, where a part of the gap has more
 ROUNDING = 1e-12  # far above what sums in float64 are off, of the largest cost; far below what matters
 TINY = 1e-200  # below, parts of numbers are 0
@@ -151,35 +152,22 @@ def _search(tree: Tree, start: list[int], until: float) -> tuple[list[int], floa
             best, gap = found, network.cost(found) - priced.bound
         if gap <= reach:
             break
-        wanted, cells = 1.5 * wanted, 2 * cells
+        wanted, cells = 2 * wanted, 4 * cells
     return best, bound
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Parts of choices: the values of a bucket's variables, and what these and all that were joined with them come to."""
+    """Parts of choices: the values of some variables, and what they come to."""
 
     values: dict[int, Ints]
-    lifts: Floats  # how far they lift the bound
-    others: Floats  # how far all other variables do at least
+    lifts: Floats  # how far these variables lift the bound
+    others: Floats  # how far all others do at least
     amounts: Ints  # (limits, cells): more than the least there must be
-    pairs: tuple["Cells", Places, "Cells", Places] | None = None  # what has been joined to these cells
 
-    def at(self, places: Places) -> "Cells":
+    def at(self, places: NDArray[np.intp]) -> "Cells":
         values = {variable: value[places] for variable, value in self.values.items()}
-        pairs = None if self.pairs is None else (self.pairs[0], self.pairs[1][places], self.pairs[2], self.pairs[3][places])
-        return Cells(values, self.lifts[places], self.others[places], self.amounts[:, places], pairs)
-
-    def choice(self, place: int) -> dict[int, int]:
-        """Return the values of all variables in one of the cells."""
-        known, open_cells = dict[int, int](), [(self, place)]
-        while open_cells:
-            cells, place = open_cells.pop()
-            known |= {variable: int(value[place]) for variable, value in cells.values.items()}
-            if cells.pairs is not None:
-                one, left, other, right = cells.pairs
-                open_cells += [(one, int(left[place])), (other, int(right[place]))]
-        return known
+        return Cells(values, self.lifts[places], self.others[places], self.amounts[:, places])
 
 
 @dataclass(frozen=True)
@@ -215,28 +203,25 @@ def _core(tree: Tree, priced: Priced, least: list[Floats], reach: float) -> Core
 def _listed(core: Core) -> Core:
     """Return the core as one list of choices, every part joined into its parent; as it is where lists become too long."""
     tree, parts = core.tree, dict(core.parts)
-    most = {number: cells.amounts.max(axis=1) for number, cells in parts.items()}
+    most = {number: cells.amounts.max(axis=1, initial=0) for number, cells in parts.items()}
     others = np.sum(list(most.values()), axis=0)  # what all parts take at most
 
-    def join(number: int, other: int, variables: Sequence[int]) -> bool:
+    def join(number: int, other: int, rest: Sequence[int], variables: Sequence[int]) -> bool:
         nonlocal others
         others = others - most[number] - most.pop(other)
         joined = _joined(core, parts[number], parts.pop(other), variables, others)
-        if joined is None:
-            return False
-        # What is still to be joined may ask for any of the values.
-        parts[number] = _undominated(core, joined, tuple(joined.values) if tree.parents[other] == number else ())
-        most[number] = parts[number].amounts.max(axis=1, initial=0)
-        others = others + most[number]
-        return True
+        if joined is not None:
+            parts[number] = _undominated(core, joined, rest)
+            most[number] = parts[number].amounts.max(axis=1, initial=0)
+            others = others + most[number]
+        return joined is not None
 
     for number, bucket in enumerate(tree.buckets):
-        if not all(join(number, child, tree.buckets[child].rest) for child in bucket.children):
+        if not all([join(number, child, bucket.rest, tree.buckets[child].rest) for child in bucket.children]):
             return core
-        parts[number] = _undominated(core, parts[number], bucket.rest)
     while len(parts) > 1:  # those without a parent have nothing to agree in: always the two shortest
         number, other = sorted(parts, key=lambda n: (len(parts[n].lifts), n))[:2]
-        if not join(number, other, ()):
+        if not join(number, other, (), ()):
             return core
     return replace(core, parts=parts)
 
@@ -248,41 +233,50 @@ def _joined(core: Core, one: Cells, other: Cells, variables: Sequence[int], most
     """
     reach = core.reach + ROUNDING * core.tree.network.scale
     free, to_go = core.room[:, None] - one.amounts, reach - one.lifts - one.others
+    windows = [(other.lifts, np.zeros_like(to_go), to_go)]  # of each cell of the one: which cells of the other come into question
+    for row, price in enumerate(core.prices):
+        if price > 0:
+            windows.append((other.amounts[row], free[row] - most[row] - to_go / price, free[row]))
     keys, other_keys = _cases(core, (one, other), variables)
-    windows = [_window(keys, other_keys, other.lifts, np.zeros_like(to_go), to_go)]
-    for row in np.flatnonzero(core.prices > TINY):
-        low = free[row] - most[row] - to_go / core.prices[row]
-        windows.append(_window(keys, other_keys, other.amounts[row], low, free[row]))
-    order, first, count = min(windows, key=lambda window: window[2].sum())
-    if count.sum() > MOST_LISTED:
+    pairs = min((_Pairs.of(keys, other_keys, *window) for window in windows), key=lambda pairs: pairs.count.sum())
+    if pairs.count.sum() > MOST_LISTED:
         return None
-    left = np.repeat(np.arange(len(count)), count)
-    right = order[np.arange(len(left)) + np.repeat(first - np.cumsum(count) + count, count)]
+    left, right = pairs.left_right
     lifts, amounts = one.lifts[left] + other.lifts[right], one.amounts[:, left] + other.amounts[:, right]
     free = core.room[:, None] - amounts
     wasted = core.prices @ np.maximum(free - most[:, None], 0)
     good = np.flatnonzero((free >= 0).all(axis=0) & (lifts + one.others[left] + wasted <= reach))
     left, right = left[good], right[good]
-    values = {variable: value[left] for variable, value in one.values.items()}
-    return Cells(values, lifts[good], one.others[left], amounts[:, good], (one, left, other, right))
+    values = {v: value[right] for v, value in other.values.items()} | {v: value[left] for v, value in one.values.items()}
+    return Cells(values, lifts[good], one.others[left], amounts[:, good])
 
 
-def _window(
-    keys: Places, other_keys: Places, level: Floats | Ints, low: Floats, high: Floats | Ints
-) -> tuple[Places, Places, Places]:
-    """Return an order of the other cells, and for each key the first in it and the number of those with a level from low to high.
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of the cells of two lists: each of the one with some that follow each other in an order of the other."""
 
-    There may be a little more of them.
-    """
-    unit = 4 * max(float(level.max(initial=0)), TINY)  # levels are a quarter at most in it: key + level is an order by both
-    order = (other_keys + level / unit).argsort(kind="stable")
-    levels = (other_keys + level / unit)[order]
-    first = np.searchsorted(levels, keys + np.clip(low / unit - 1e-9, -0.25, 0.5))
-    end = np.searchsorted(levels, keys + np.clip(high / unit + 1e-9, -0.25, 0.5), "right")
-    return order, first, np.maximum(end - first, 0)
+    order: NDArray[np.intp]
+    first: NDArray[np.intp]
+    count: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, keys: NDArray[np.intp], other_keys: NDArray[np.intp], level: Floats | Ints, low: Floats, high: Floats) -> "_Pairs":
+        """Return the pairs with the same key and a level from low to high, or a little more."""
+        unit = 4 * max(float(level.max(initial=0)), TINY)  # levels are a quarter at most in it: key + level is an order by both
+        order = (other_keys + level / unit).argsort(kind="stable")
+        levels = (other_keys + level / unit)[order]
+        first = np.searchsorted(levels, keys + np.clip(low / unit - 1e-9, -0.25, 0.5))
+        end = np.searchsorted(levels, keys + np.clip(high / unit + 1e-9, -0.25, 0.5), "right")
+        return cls(order, first, np.maximum(end - first, 0))
+
+    @property
+    def left_right(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The places of every pair in the one and the other."""
+        left = np.repeat(np.arange(len(self.count)), self.count)
+        return left, self.order[np.arange(len(left)) + np.repeat(self.first - np.cumsum(self.count) + self.count, self.count)]
 
 
-def _cases(core: Core, cells: Sequence[Cells], variables: Sequence[int]) -> list[Places]:
+def _cases(core: Core, cells: Sequence[Cells], variables: Sequence[int]) -> list[NDArray[np.intp]]:
     """Return numbers of the cases of some variables, for several lists of cells."""
     sizes = [core.tree.network.sizes[variable] for variable in variables]
     raw = [
@@ -318,6 +312,7 @@ def _undominated(core: Core, cells: Cells, variables: Sequence[int]) -> Cells:
 
 def _solve(core: Core, until: float) -> tuple[list[int] | None, float]:
     """Return the best choice of the core, or the best that HiGHS finds in time, and a bound of any choice's cost in the core."""
+    network = core.tree.network
     if len(core.parts) > 1:
         return _solve_milp(core, until)
     (cells,) = core.parts.values()
@@ -326,8 +321,7 @@ def _solve(core: Core, until: float) -> tuple[list[int] | None, float]:
     best = int(costs.argmin()) if len(costs) else -1
     if best < 0 or not math.isfinite(costs[best]):
         return None, math.inf
-    known = cells.choice(best)
-    return [known[variable] for variable in range(len(known))], float(costs[best])
+    return [int(cells.values[variable][best]) for variable in range(len(network.sizes))], float(costs[best])
 
 
 def _agreement(core: Core) -> tuple[csr_array, Floats]:
@@ -393,7 +387,7 @@ def _solve_milp(core: Core, until: float) -> tuple[list[int] | None, float]:
         over = taken.sum(axis=1) > room
         if not over.any():
             picked = zip(core.parts.values(), chosen - first[:-1], strict=True)
-            known = {variable: value for cells, cell in picked for variable, value in cells.choice(cell).items()}
+            known = {variable: int(value[cell]) for cells, cell in picked for variable, value in cells.values.items()}
             values = [known[variable] for variable in range(len(known))]
             return values if math.isfinite(network.cost(values)) and network.fits(values) else None, lower
         # HiGHS takes a choice that is over a large budget by 1e-6 of it for fitting: rule it out with all that take more.
