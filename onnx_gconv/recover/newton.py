@@ -6,9 +6,10 @@ second Conv; its transpose a ConvTranspose and products with the patches. The pa
 so that few steps are enough.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from onnx_gconv.runtime import session
 Channels = NDArray[np.int64]
 DAMPING = 1e-3  # of a step, by the mean square of the patches
 HALVINGS = 4  # of a round's step, before it is given up
+HELD_BYTES = 2**27  # patches of both Convs that are held; those of more samples are made anew whenever they are needed
 OPSET = 13  # of the two Convs that are run by themselves
 
 
@@ -68,13 +70,15 @@ class Step:
 class Part:
     """Some samples, as both Convs see them."""
 
-    u1: Floats  # (blocks, places, inputs and 1)
+    images: Array
     places1: tuple[int, ...]  # samples, and pixels behind the first
     t: Floats  # (blocks, places, outputs)
     added: Floats | None
     places2: tuple[int, ...]
-    u2: Floats | None = None  # at the present weights of the first, as is what follows
+    u1: Floats | None = None  # patches: (blocks, places, inputs and 1); None where they are made when needed
+    inner: Floats | None = None  # what the second reads at the present weights of the first, as is what follows
     slope: Floats | None = None  # of each inner channel: (places, channels)
+    u2: Floats | None = None
 
 
 class Pair:
@@ -103,9 +107,11 @@ class Pair:
         groups = len(self._place2)
         self._forward = _session("Conv", windows[1], group=groups)
         self._backward = _session("ConvTranspose", windows[1], group=groups, output_padding=missing)
-        self.parts = list(pool.map(self.part, seen))
-        self._factors1 = _factors(first.total, sum(part.u1.shape[1] for part in self.parts))
-        self._factors2 = _factors(second.total, sum(part.t.shape[1] for part in self.parts))
+        self.parts = list(map(self.part, seen))
+        held = np.cumsum([self._patch_bytes(part) for part in self.parts]) <= HELD_BYTES
+        self._held = {id(part) for part, is_held in zip(self.parts, held, strict=True) if is_held}
+        self._factors1 = _factors(first.total, sum(math.prod(part.places1) for part in self.parts))
+        self._factors2 = _factors(second.total, sum(math.prod(part.places2) for part in self.parts))
 
     def coefficients(self) -> tuple[Coefficients, Coefficients]:
         """Return the present weights of both Convs."""
@@ -114,18 +120,17 @@ class Pair:
 
     def improve(self, steps: int) -> bool:
         """Take one Gauss-Newton step, as far as so many steps of conjugate gradients find it; False if that is no better."""
-        off = list(self._pool.map(self.look, self.parts))
-        before = sum(_square(values) for values in off)
+        begun = list(self._pool.map(self._begin, self.parts))
+        before, gradient = sum(loss for loss, _ in begun), _total(pulled for _, pulled in begun)
         strength = self._strength()
 
         def preconditioned(gradient: Step) -> Step:
             return Step(_solve(self._factors1, gradient.w1) / strength, _solve(self._factors2, gradient.w2))
 
         def curved(step: Step) -> Step:
-            found = _total(self._pool.map(lambda part: self.pull(part, self.push(part, step)), self.parts))
+            found = _total(self._pool.map(partial(self._curve, step), self.parts))
             return found + Step(self._factors1.ridge * strength * step.w1, self._factors2.ridge * step.w2)
 
-        gradient = _total(self._pool.map(self.pull, self.parts, off))
         step = _conjugate_gradients(gradient, curved, preconditioned, steps)
         for _ in range(HALVINGS):
             w1, w2 = self.w1 + step.w1, self.w2 + step.w2
@@ -143,18 +148,45 @@ class Pair:
         """Return the sum of squared errors on some samples, perhaps others."""
         return self._loss_at(self.w1, self.w2, part)
 
-    def look(self, part: Part) -> Floats:
-        """Note what the second sees at the present weights, and return how far off it is, scaled."""
-        before = self._before_activation(part, self.w1)
+    def look(self, part: Part) -> tuple[Part, Floats]:
+        """Note what the second sees at the present weights; return the part with all patches, and how far off the outputs are."""
+        u1 = self._u1(part)
+        before = self._before_activation(u1, self.w1)
         low, high = self._clamp
         part.slope = ((before > low) & (before < high)) * self._scale1
-        part.u2, _ = _patches(self._second, self._windows[1], _map(np.clip(before, low, high), part.places1), self._place2)
-        return self._off(part, np.matmul(part.u2, self.w2.astype(np.float32)))
+        part.inner = _map(np.clip(before, low, high), part.places1)
+        part.u2 = None
+        u2 = self._u2(part)
+        if id(part) in self._held:
+            part.u1, part.u2 = u1, u2
+        return replace(part, u1=u1, u2=u2), self._off(part, np.matmul(u2, self.w2.astype(np.float32)))
+
+    def _begin(self, part: Part) -> tuple[float, Step]:
+        """Return the loss at the present weights, and what pulls at them."""
+        seen, off = self.look(part)
+        return _square(off), self.pull(seen, off)
+
+    def _curve(self, step: Step, part: Part) -> Step:
+        """Return J'J step."""
+        seen = replace(part, u1=self._u1(part), u2=self._u2(part))
+        return self.pull(seen, self.push(seen, step))
+
+    def _u1(self, part: Part) -> Floats:
+        if part.u1 is not None:
+            return part.u1
+        return _patches(self._first, self._windows[0], part.images, self._first.site.inputs)
+
+    def _u2(self, part: Part) -> Floats:
+        return part.u2 if part.u2 is not None else _patches(self._second, self._windows[1], _there(part.inner), self._place2)
+
+    def _patch_bytes(self, part: Part) -> int:
+        counts = math.prod(part.places1) * len(self._place1), math.prod(part.places2) * len(self._place2)
+        return 4 * sum(count * (fit.unknowns + 1) for count, fit in zip(counts, (self._first, self._second), strict=True))
 
     def push(self, part: Part, step: Step) -> Floats:
-        """Return J step: how the second's outputs move with it."""
-        inner = self._inner_rows(np.matmul(part.u1, step.w1.astype(np.float32))) * _there(part.slope)
-        return np.asarray(self._convolved(part, inner, self.w2) + np.matmul(_there(part.u2), step.w2.astype(np.float32)))
+        """Return J step: how the second's outputs move with it. The part has been looked at."""
+        inner = self._inner_rows(np.matmul(self._u1(part), step.w1.astype(np.float32))) * _there(part.slope)
+        return np.asarray(self._convolved(part, inner, self.w2) + np.matmul(self._u2(part), step.w2.astype(np.float32)))
 
     def pull(self, part: Part, off: Floats) -> Step:
         """Return J' of how far the outputs are off."""
@@ -164,14 +196,16 @@ class Pair:
         inner = np.empty_like(slope)
         inner[:, self._place2.reshape(-1)] = np.moveaxis(pulled, 1, -1).reshape(slope.shape)
         blocks = (inner * slope)[:, self._place1].transpose(1, 0, 2)
-        w1, w2 = (np.matmul(u.transpose(0, 2, 1), pull) for u, pull in ((part.u1, blocks), (_there(part.u2), off)))
+        w1, w2 = (np.matmul(u.transpose(0, 2, 1), pull) for u, pull in ((self._u1(part), blocks), (self._u2(part), off)))
         return Step(w1.astype(np.float64), w2.astype(np.float64))
 
     def part(self, seen: Seen) -> Part:
-        u1, places1 = _patches(self._first, self._windows[0], seen.images, self._first.site.inputs)
+        """Return some samples as rows."""
         outputs = self._second.site.outputs
+        places1 = self._windows[0].places(seen.images.shape[2:])
         added = None if seen.added is None else _rows(seen.added, outputs)
-        return Part(u1, places1, _rows(seen.goal, outputs), added, (len(seen.goal), *seen.goal.shape[2:]))
+        places = (len(seen.images), *places1), (len(seen.images), *seen.goal.shape[2:])
+        return Part(seen.images, places[0], _rows(seen.goal, outputs), added, places[1])
 
     def _off(self, part: Part, found: Floats) -> Floats:
         """Return how far the second's outputs are off, where the activation behind makes a difference."""
@@ -182,7 +216,7 @@ class Pair:
         return np.asarray(scale * t - found)
 
     def _loss_at(self, w1: Doubles, w2: Doubles, part: Part) -> float:
-        inner = np.clip(self._before_activation(part, w1), *self._clamp)
+        inner = np.clip(self._before_activation(self._u1(part), w1), *self._clamp)
         return _square(self._off(part, self._convolved(part, inner, w2) + w2[:, None, -1].astype(np.float32)))
 
     def _convolved(self, part: Part, inner: Floats, w2: Doubles) -> Floats:
@@ -192,8 +226,8 @@ class Pair:
         rows = np.moveaxis(found, 1, -1).reshape(-1, *self._second.site.outputs.shape)
         return np.ascontiguousarray(rows.transpose(1, 0, 2))
 
-    def _before_activation(self, part: Part, w1: Doubles) -> Floats:
-        return np.asarray(self._inner_rows(np.matmul(part.u1, w1.astype(np.float32))) * self._scale1 + self._offset1)
+    def _before_activation(self, u1: Floats, w1: Doubles) -> Floats:
+        return np.asarray(self._inner_rows(np.matmul(u1, w1.astype(np.float32))) * self._scale1 + self._offset1)
 
     def _inner_rows(self, blocks: Floats) -> Floats:
         """Return the first's outputs as (places, inner channels)."""
@@ -299,16 +333,15 @@ def _total(steps: Iterable[Step]) -> Step:
     return total
 
 
-def _patches(fit: Fit, window: Window, images: Array, inputs: Channels) -> tuple[Floats, tuple[int, ...]]:
-    """Return what each block of a Conv sees everywhere, and a 1: (blocks, places, inputs and 1); and the places."""
+def _patches(fit: Fit, window: Window, images: Array, inputs: Channels) -> Floats:
+    """Return what each block of a Conv sees everywhere, and a 1: (blocks, places, inputs and 1)."""
     views = patches(images, window)
-    places = views.shape[: images.ndim - 1]
-    count, size = int(np.prod(places)), fit.unknowns
+    count, size = math.prod(views.shape[: images.ndim - 1]), fit.unknowns
     result = np.ones((len(inputs), count, size + 1), np.float32)
     for block, channels in enumerate(inputs):
         seen = views if len(channels) == images.shape[1] else views[(..., channels, *[slice(None)] * len(fit.kernel))]
         result[block, :, :-1] = seen.reshape(count, size)
-    return result, places
+    return result
 
 
 def _rows(values: Floats, outputs: Channels) -> Floats:

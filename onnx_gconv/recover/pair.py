@@ -20,7 +20,7 @@ from onnx_gconv.recover.site import Site
 
 ROUNDS = 2
 STEPS = 4
-HELD_BYTES = 2**27  # patches of both Convs that are held at once, whatever else is made at the same time: the result hangs on it
+UNFOLDED_BYTES = 2**28  # patches of both Convs in all the samples that are looked at
 POSITIONS = 60_000  # behind the first that are looked at, at most
 LEAST_SAMPLES = 48  # that these are to come from: of images too large for that, a crop each is looked at
 PARTS = 8  # that the samples are shared out in: not as many as threads, so that sums have the same bits with any number of these
@@ -89,7 +89,7 @@ class Scene:
                 inner = tuple(each.inner for each in ranges)
         seen = outer if box is None else tuple(each.count for each in box)
         numbers = math.prod(inner) * _numbers(first, 2) + math.prod(seen) * _numbers(second, 3)
-        samples = min(HELD_BYTES // (4 * numbers), max(1, POSITIONS // math.prod(inner)))
+        samples = min(UNFOLDED_BYTES // (4 * numbers), max(1, POSITIONS // math.prod(inner)))
         return cls(samples, windows, outer, box) if samples else None
 
     def seen(
@@ -101,7 +101,8 @@ class Scene:
         some = (slice(samples), slice(None))
         spans = [] if self.box is None else [each.draw(rng) for each in self.box]
         pixels, places = (*some, *(pixels for pixels, _ in spans)), (*some, *(places for _, places in spans))
-        return Seen(images[pixels], goal[places], None if added is None else added[places])
+        # Copies: a view would keep the whole batch.
+        return Seen(images[pixels].copy(), goal[places].copy(), None if added is None else added[places].copy())
 
 
 @dataclass(frozen=True)
