@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import chromium
+import numpy as np
 import pytest
-from tiny import conv_net, gconv, save
+from tiny import conv_net, gconv, residual_net, save
 
 pytest.importorskip("matplotlib")
 if chromium.PROGRAM is None:
@@ -69,6 +70,23 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def forms_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a model that was narrowed, grouped and lost a branch, at several budgets."""
+    folder = tmp_path_factory.mktemp("forms")
+    model = save(residual_net(), folder / "net.onnx")
+    data = folder / "calib.npz"
+    np.savez(data, image=np.random.default_rng(0).standard_normal((120, 4, 6, 6)).astype(np.float32))
+    for command in (
+        ("compress", model, "--max-macs", "60%", "--calib", data, "--forms", "width", "-o", folder / "narrow.onnx"),
+        ("compress", model, "--max-macs", "60%", "--calib", data, "--forms", "drop", "-o", folder / "short.onnx"),
+        ("explore", model, "-o", folder, "--points", "5", "--calib", data, "--forms", "all", "--effort", "0"),
+    ):
+        done = gconv(*command)
+        assert done.code == 0, done.err
+    return _page(folder, "--point", "4")
+
+
+@pytest.fixture(scope="module")
 def large_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a model with more than fifty layers."""
     if not LARGE.exists():
@@ -86,7 +104,7 @@ def _page(folder: Path, *flags: str) -> Path:
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("which", ["page", "large_page"])
+@pytest.mark.parametrize("which", ["page", "forms_page", "large_page"])
 def test_everything_is_drawn_and_readable(
     browser: chromium.Browser, which: str, width: int, request: pytest.FixtureRequest
 ) -> None:

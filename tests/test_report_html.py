@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
-from tiny import conv_net, from_text, gconv, get_tensor, listing, save, set_tensor
+from tiny import conv_net, from_text, gconv, get_tensor, listing, residual_net, save, set_tensor
 
 pytest.importorskip("matplotlib")
 
@@ -283,6 +283,104 @@ def test_agreement_is_drawn_without_labels_and_nothing_where_a_point_lacks_both(
     assert len(report("sweep").charts) == 2
 
 
+# --- widths and dropped branches ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a residual network narrowed, without its branch, and grouped: by plans that are edited by hand."""
+    monkeypatch.chdir(tmp_path)
+    save(residual_net(), Path("net.onnx"))
+    np.savez("calib.npz", image=np.random.default_rng(0).standard_normal((120, 4, 6, 6)).astype(np.float32))
+    run("compress", "net.onnx", "--max-macs", "70%", "--calib", "calib.npz", "--forms", "width", "-o", "narrow.onnx")
+    run("compress", "net.onnx", "--max-macs", "60%", "--calib", "calib.npz", "--forms", "drop", "-o", "short.onnx")
+    return tmp_path
+
+
+def test_the_page_shows_widths_and_dropped_branches(forms: Path) -> None:
+    page = report(".")
+    told = json.loads(Path("narrow.report.json").read_text())
+    assert page.tables["Narrowed spaces, narrow"][1:] == [
+        [str(place), space["label"], str(space["channels"]), str(space["kept"]), f"{space['kept'] / space['channels']:.1%}"]
+        for place, space in enumerate(told["spaces"], start=1)
+    ]
+    assert [row[2] for row in page.tables["Layers, narrow"][1:]] == ["", "width", "width"]
+    assert page.tables["Dropped branches, short"] == [["last Conv"], ["last"]]
+    assert [row[2] for row in page.tables["Layers, short"][1:]] == ["", "drop", "drop"]
+    assert "narrowed 1 space." in page.text
+    assert "dropped 1 branch." in page.text
+    assert "Gathers left" not in page.text
+    assert "Which channels go together" not in page.text
+    rows = page.tables["All models, and what is left of each"]
+    assert [row[:3] for row in rows] == [["model", "narrowed", "dropped"], ["narrow", "1", ""], ["short", "", "1"]]
+    assert [chart.split(",")[0] for chart in page.charts[:2]] == [
+        "What is left of the MACs of each Conv",
+        "Channels of 1 narrowed space before and after. A table below has the numbers.",
+    ]
+    Path("net.onnx").unlink()
+    assert [row[2] for row in report("short.report.json").tables["Layers, short"][1:]] == ["drop", "drop"]
+
+
+def test_a_plan_with_widths_is_shown_without_a_report(forms: Path) -> None:
+    for path in {*forms.glob("short.*"), *forms.glob("*.report.json")}:
+        path.unlink()
+    page = report(".")
+    assert "A plan: 1 space to narrow." in page.text
+    assert page.tables["Narrowed spaces, narrow"][1][1] == "first"
+
+
+def test_an_exploration_of_widths_is_drawn_and_its_points_are_known_again(forms: Path) -> None:
+    run("explore", "net.onnx", "-o", "sweep", "--points", "3", "--calib", "calib.npz", "--effort", "0")
+    page = report("sweep", "--point", "1")
+    told = json.loads(Path("sweep/explore.json").read_text())["points"]
+    rows = page.tables["Points of the exploration"]
+    assert rows[0][5:8] == ["narrowed", "dropped", "grouped"]
+    narrowed = [[str(sum(map(bool, point["widths"].values()))), str(len(point["dropped"])), "0"] for point in told]
+    assert [row[5:8] for row in rows[1:]] == narrowed
+    assert [row[-1] for row in rows[1:]] == ["", "point-01", ""]
+    assert any(chart.startswith("What is left of the MACs of the model at every budget") for chart in page.charts)
+    assert any(chart.startswith("Share of its channels that every space keeps at every budget") for chart in page.charts)
+    assert not any(chart.startswith("Number of groups of every Conv") for chart in page.charts)
+
+
+def test_reports_of_versions_that_knew_groups_only_are_still_read(folder: Path) -> None:
+    run("explore", "net.onnx", "-o", ".", "--points", "3")
+    new = Path(_page_of(folder)).read_text()
+    report_file, explore_file = Path("small.report.json"), Path("explore.json")
+    data, told = json.loads(report_file.read_text()), json.loads(explore_file.read_text())
+    for key in ("forms", "spaces", "dropped", "changed"):
+        del data[key]
+    del told["spaces"]
+    for point in told["points"]:
+        for key in ("widths", "dropped", "saved"):
+            del point[key]
+    report_file.write_text(json.dumps(data))
+    explore_file.write_text(json.dumps(told))
+    assert Path(_page_of(folder)).read_text() == new
+
+
+def _page_of(folder: Path) -> Path:
+    run("report", folder, "-o", "page.html")
+    return Path("page.html")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("spaces", [{"name": "first", "label": "first", "channels": 8, "kept": 9}], "'kept' is 9 of 8 channels"),
+        ("spaces", {}, "'spaces' must be a list"),
+        ("forms", "width", "'forms' must be a list"),
+        ("changed", [{"name": "first"}], "the field 'macs_before' is missing"),
+    ],
+)
+def test_what_is_wrong_with_forms_in_a_report_is_named(key: str, value: object, words: str, forms: Path) -> None:
+    path = Path("narrow.report.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    refused = gconv("report", "narrow.report.json", "-o", "page.html")
+    assert refused.code == 1
+    assert words in refused.err
+
+
 # --- the matrices ---------------------------------------------------------------------------------------------------------
 
 
@@ -439,7 +537,7 @@ def test_a_report_without_a_grouped_conv_or_macs_is_a_page_too(folder: Path) -> 
     data = json.loads(Path("small.report.json").read_text())
     for total in (data["before"], data["after"]):
         total |= {"macs": None, "flops": None}
-    for layer in data["layers"]:
+    for layer in (*data["layers"], *data["changed"]):
         layer |= {"macs_before": None, "macs_after": None}
     data |= {"verify": None, "search": None}
     Path("small.report.json").write_text(json.dumps(data))

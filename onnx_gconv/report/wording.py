@@ -1,7 +1,7 @@
 """What a plan does to a model, in words."""
 
 # By form, what became of the MACs that it saved.
-SAVED_BY = {"width": "channels that are gone", "drop": "dropped branches", "group": "groups"}
+SAVED_BY = {"width": "fewer channels", "drop": "dropped branches", "group": "groups"}
 
 
 def counted(number: int, noun: str) -> str:

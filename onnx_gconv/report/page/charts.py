@@ -1,7 +1,7 @@
 """One chart a function: values and a style in, a figure out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,6 +34,7 @@ class DepthLayer:
     kept: float | None  # None where the Conv is as it was
     macs_before: int | None
     macs_after: int | None
+    saved: Mapping[str, int] = field(default_factory=dict)  # MACs, by form
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class Mark:
     name: str
     left: float  # share of what the budgets limit
     accuracy: float | None
-    point: str | None  # the point that has the same groups
+    point: str | None  # the point that makes the same choice
 
 
 def groups_along_depth(layers: Sequence[DepthLayer], style: Style) -> Figure:
     """G of each Conv from the input to the output (the paper's supplement, its figure of an explored configuration)."""
-    figure, axes = _along_depth(layers, style)
+    figure, axes = along_depth([layer.place for layer in layers], style)
     places, groups = [layer.place for layer in layers], [layer.groups for layer in layers]
     axes.vlines(places, 1, groups, color=style.palette.before, linewidth=_stroke(layers, style))
     axes.plot(places, groups, "o", color=style.palette.after, markersize=min(5.0, 1 + _stroke(layers, style)), linestyle="none")
@@ -71,7 +72,7 @@ def groups_along_depth(layers: Sequence[DepthLayer], style: Style) -> Figure:
 
 def kept_along_depth(layers: Sequence[DepthLayer], style: Style) -> Figure:
     """The kept share of each grouped Conv, and 1/G, what groups drawn at random keep on average."""
-    figure, axes = _along_depth(layers, style)
+    figure, axes = along_depth([layer.place for layer in layers], style)
     grouped = [layer for layer in layers if layer.kept is not None]
     places = [layer.place for layer in grouped]
     axes.bar(places, [layer.kept or 0.0 for layer in grouped], color=style.palette.after, width=0.75, label="kept")
@@ -80,20 +81,20 @@ def kept_along_depth(layers: Sequence[DepthLayer], style: Style) -> Figure:
     axes.hlines(at_random, *ends, color=style.palette.third, linewidth=2, label="groups at random (1/G)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set(ylabel="importance kept", ylim=(0, min(1.0, 1.15 * max([layer.kept or 0.0 for layer in grouped] + at_random))))
-    _legend(figure, axes, style)
+    legend(figure, axes, style)
     return figure
 
 
 def macs_along_depth(layers: Sequence[DepthLayer], style: Style) -> Figure:
-    """The MACs of each grouped Conv, before and after."""
-    figure, axes = _along_depth(layers, style)
-    grouped = [layer for layer in layers if layer.macs_before is not None and layer.macs_after is not None]
-    places = [layer.place for layer in grouped]
-    axes.bar(places, [layer.macs_before or 0 for layer in grouped], color=style.palette.before, width=0.75, label="before")
-    axes.bar(places, [layer.macs_after or 0 for layer in grouped], color=style.palette.after, width=0.75, label="after")
+    """The MACs of each changed Conv, before and after."""
+    figure, axes = along_depth([layer.place for layer in layers], style)
+    changed = [layer for layer in layers if layer.macs_before is not None and layer.macs_after is not None]
+    places = [layer.place for layer in changed]
+    axes.bar(places, [layer.macs_before or 0 for layer in changed], color=style.palette.before, width=0.75, label="before")
+    axes.bar(places, [layer.macs_after or 0 for layer in changed], color=style.palette.after, width=0.75, label="after")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.set(ylabel="MACs")
-    _legend(figure, axes, style)
+    legend(figure, axes, style)
     return figure
 
 
@@ -103,20 +104,20 @@ def importance_matrix(matrix: Matrix, layer: PlannedLayer, style: Style) -> Figu
     tall = min(1.4, max(0.5, matrix.shape[0] / matrix.shape[1]))
     figure = style.figure(int((room - 60) * tall + 60) * (2 if style.narrow else 1))
     panels = figure.subplots(2, 1) if style.narrow else figure.subplots(1, 2)
-    kept = keep_mask(layer.groups, np.array(layer.in_order), np.array(layer.out_order))
+    kept = keep_mask(layer.groups, np.array(layer.in_order), np.array(layer.out_order), shape=(matrix.shape[0], matrix.shape[1]))
     as_planned = np.ix_(layer.out_order, layer.in_order)
     for axes, title, values, mask in (
         (panels[0], "as in the model", matrix, kept),
         (panels[1], f"permuted into {layer.groups} groups", matrix[as_planned], kept[as_planned]),
     ):
         picture = _picture(values, mask, float(np.quantile(matrix, FULL_COLOUR_QUANTILE)))
-        axes.imshow(picture, extent=(0, matrix.shape[1], matrix.shape[0], 0), aspect="auto")
+        axes.imshow(picture, extent=(0, values.shape[1], values.shape[0], 0), aspect="auto")
         axes.set(title=title, xlabel="input channel", ylabel="output channel")
         axes.spines[:].set_visible(True)
         axes.spines[:].set_color(style.palette.line)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(4, integer=True))
-    _blocks(panels[1], matrix.shape, layer.groups, style)
+    _blocks(panels[1], (len(layer.out_order), len(layer.in_order)), layer.groups, style)
     panels[1].set(xticks=[], yticks=[])
     return figure
 
@@ -140,7 +141,7 @@ def time_by_kind(models: Sequence[ModelTime], style: Style) -> Figure:
     axes.set(xlabel="milliseconds, the layers' times added up", ylim=(len(models) - 0.5, -0.75), yticks=[])
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")
-    _legend(figure, axes, style)
+    legend(figure, axes, style)
     return figure
 
 
@@ -160,7 +161,7 @@ def pareto(exploration: Explored, marks: Sequence[Mark], style: Style) -> Figure
             axes.axvline(mark.left, color=colour, linestyle=(4.0 * number, (4.0, room)), label=mark.name)
     axes.set(ylabel="pruning cost", ylim=(0, None))
     _budget_axis(axes, exploration)
-    _legend(figure, axes, style, names=True)
+    legend(figure, axes, style, names=True)
     return figure
 
 
@@ -180,7 +181,7 @@ def accuracy_by_budget(
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set(ylabel=title, ylim=(-0.02, 1.02))
     _budget_axis(axes, exploration)
-    _legend(figure, axes, style, names=True)
+    legend(figure, axes, style, names=True)
     return figure
 
 
@@ -194,15 +195,21 @@ def groups_by_budget(exploration: Explored, style: Style) -> Figure:
     opacity = np.where(groups > 1, 0.15 + 0.85 * np.log2(groups) / max(1.0, float(np.log2(groups.max()))), 0.0)
     picture[..., 3] = opacity
     axes.imshow(picture, extent=(0.5, groups.shape[1] + 0.5, groups.shape[0], 0), aspect="auto")
-    left = [exploration.left(point) for point in exploration.points]
-    axes.set_yticks(np.arange(len(left)) + 0.5, ["?" if share is None else f"{share:.0%}" for share in left])
-    axes.set(ylabel=f"{_budget_name(exploration)} left", xlabel="layer, from input to output")
+    row_names(axes, exploration)
+    axes.set(xlabel="layer, from input to output")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     used = {int(g): float(a) for g, a in zip(groups.ravel(), opacity.ravel(), strict=True)}
     handles = [Patch(facecolor=(*KEPT_RGB, used[g]), edgecolor=style.palette.line, label=_groups_label(g)) for g in sorted(used)]
     columns = 3 if style.narrow else 9
     figure.legend(handles=handles, loc="outside upper left", ncols=min(columns, len(handles)), title="groups", alignment="left")
     return figure
+
+
+def row_names(axes: Axes, exploration: Explored) -> None:
+    """Name the rows of a chart, one for each point, by what is left at it."""
+    left = [exploration.left(point) for point in exploration.points]
+    axes.set_yticks(np.arange(len(left)) + 0.5, ["?" if share is None else f"{share:.0%}" for share in left])
+    axes.set(ylabel=f"{budget_name(exploration)} left")
 
 
 def _groups_label(groups: int) -> str:
@@ -234,10 +241,11 @@ def training_curves(epochs: Sequence[Epoch], style: Style) -> Figure:
     return figure
 
 
-def _along_depth(layers: Sequence[DepthLayer], style: Style) -> tuple[Figure, Axes]:
+def along_depth(places: Sequence[int], style: Style) -> tuple[Figure, Axes]:
+    """Return an empty chart with a place for each layer."""
     figure = style.figure(230)
     axes = figure.subplots()
-    axes.set(xlabel="layer, from input to output", xlim=(0.3, max(layer.place for layer in layers) + 0.7))
+    axes.set(xlabel="layer, from input to output", xlim=(0.3, max(places) + 0.7))
     axes.xaxis.set_major_locator(MaxNLocator(10 if not style.narrow else 6, integer=True, min_n_ticks=1))
     axes.grid(axis="y")
     return figure, axes
@@ -252,7 +260,7 @@ def _series(style: Style) -> tuple[str, str, str, str]:
     return style.palette.after, style.palette.third, style.palette.fourth, style.palette.before
 
 
-def _legend(figure: Figure, axes: Axes, style: Style, *, names: bool = False) -> None:
+def legend(figure: Figure, axes: Axes, style: Style, *, names: bool = False) -> None:
     """Put the legend above the chart, where it covers nothing; `names` may be long."""
     handles, labels = axes.get_legend_handles_labels()
     if len(axes.containers) == 1:  # matplotlib has bars behind lines
@@ -262,13 +270,14 @@ def _legend(figure: Figure, axes: Axes, style: Style, *, names: bool = False) ->
     figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, max(1, len(handles))))
 
 
-def _budget_name(exploration: Explored) -> str:
+def budget_name(exploration: Explored) -> str:
+    """Return what the budgets limit."""
     return "parameters" if exploration.by == "params" else "MACs"
 
 
 def _budget_axis(axes: Axes, exploration: Explored) -> None:
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set(xlabel=f"{_budget_name(exploration)} left", xlim=(1.04, -0.02))
+    axes.set(xlabel=f"{budget_name(exploration)} left", xlim=(1.04, -0.02))
     axes.grid()
 
 

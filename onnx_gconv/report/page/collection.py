@@ -10,7 +10,7 @@ from onnx_gconv.deploy.timing_file import from_json as timing_from_json
 from onnx_gconv.errors import ReportError
 from onnx_gconv.fields import read_json
 from onnx_gconv.plans import Plan, read_plan
-from onnx_gconv.report.page.exploration_file import Explored, read_exploration
+from onnx_gconv.report.page.exploration_file import Explored, ExploredPoint, read_exploration
 from onnx_gconv.report.page.metrics_file import Epoch, read_metrics
 from onnx_gconv.report.page.report_file import Report, read_report
 
@@ -33,6 +33,23 @@ class Run:
         layers = self.plan.layers if self.plan is not None else self.report.layers if self.report is not None else ()
         return {layer.name: layer.groups for layer in layers}
 
+    def widths(self) -> dict[str, int]:
+        """Return the channels that each narrowed space keeps, by its name."""
+        if self.plan is not None:
+            return {space.name: len(space.keep) for space in self.plan.spaces}
+        return {space.name: space.kept for space in self.report.spaces} if self.report is not None else {}
+
+    def dropped(self) -> tuple[str, ...]:
+        """Return the branches that are dropped."""
+        if self.plan is not None:
+            return tuple(branch.name for branch in self.plan.dropped)
+        return tuple(name for name, _ in self.report.dropped) if self.report is not None else ()
+
+    def is_made_of(self, point: ExploredPoint) -> bool:
+        """Return whether the point makes the same choice."""
+        widths = {space: kept for space, kept in point.widths.items() if kept}
+        return (point.groups, widths, {*point.dropped}) == (self.groups(), self.widths(), {*self.dropped()})
+
 
 @dataclass(frozen=True)
 class Results:
@@ -48,7 +65,7 @@ class Results:
     def chosen(self) -> dict[str, str]:
         """Return the point of the exploration that each run has made real, where one has: its name by the run's."""
         points = self.exploration.points if self.exploration is not None else ()
-        same = {run.name: [p.name for p in points if p.groups == run.groups()] for run in self.runs}
+        same = {run.name: [p.name for p in points if run.is_made_of(p)] for run in self.runs}
         return {run: names[0] for run, names in same.items() if names}
 
 

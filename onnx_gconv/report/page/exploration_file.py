@@ -23,8 +23,20 @@ class ExploredPoint:
     cost: float
     proven: bool
     groups: Mapping[str, int]  # by layer name; missing: as in the model
+    widths: Mapping[str, int]  # by space name: the channels that stay, 0 if it went with its branch; missing: as in the model
+    dropped: tuple[str, ...]  # branches
+    saved: Mapping[str, int]  # MACs, by form
     top1: Mapping[str, float]  # share of samples, by the stage's name for people, where it was measured
     agreement: Mapping[str, float]  # with the dense model, likewise
+
+
+@dataclass(frozen=True)
+class ExploredSpace:
+    """One channel space that can be narrowed."""
+
+    name: str
+    label: str
+    channels: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,7 @@ class Explored:
     before_params: int
     before_macs: int | None
     layers: tuple[tuple[str, str], ...]  # name and label of every Conv that can be grouped
+    spaces: tuple[ExploredSpace, ...]  # that can be narrowed
     points: tuple[ExploredPoint, ...]
 
     def left(self, point: ExploredPoint) -> float | None:
@@ -61,22 +74,38 @@ def read_exploration(path: Path) -> Explored:
         before_params=before.integer("params"),
         before_macs=_maybe_integer(before, "macs"),
         layers=tuple((row.string("name"), row.string("label")) for row in top.rows("layers")),
+        spaces=tuple(_space(row) for row in top.rows("spaces")) if "spaces" in top.names() else (),
         points=tuple(_point(row) for row in top.rows("points")),
     )
 
 
 def _point(row: Fields) -> ExploredPoint:
-    groups = row.inner("groups")
     return ExploredPoint(
         name=row.string("plan").removesuffix(".plan.json"),
         params=row.integer("params"),
         macs=_maybe_integer(row, "macs"),
         cost=row.number("cost"),
         proven=row.optional_number("gap") == 0,
-        groups={name: groups.integer(name) for name in groups.names()},
+        groups=_integers(row, "groups"),
+        widths=_integers(row, "widths"),
+        dropped=row.strings("dropped") if "dropped" in row.names() else (),
+        saved=_integers(row, "saved"),
         top1=_measured(row, "top1"),
         agreement=_measured(row, "agreement"),
     )
+
+
+def _space(row: Fields) -> ExploredSpace:
+    space = ExploredSpace(row.string("name"), row.string("label"), row.integer("channels"))
+    if space.channels < 1:
+        raise row.wrong(f"'channels' is {space.channels}", MALFORMED.remedy)
+    return space
+
+
+def _integers(row: Fields, field: str) -> dict[str, int]:
+    """Return whole numbers by name; earlier versions had groups only."""
+    found = row.inner(field) if field == "groups" or field in row.names() else None
+    return {} if found is None else {name: found.integer(name) for name in found.names()}
 
 
 def _measured(row: Fields, figure: str) -> dict[str, float]:

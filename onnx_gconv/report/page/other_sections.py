@@ -18,6 +18,7 @@ from onnx_gconv.report.page.charts import (
 )
 from onnx_gconv.report.page.collection import Results, Run
 from onnx_gconv.report.page.exploration_file import STAGES, Explored
+from onnx_gconv.report.page.form_charts import forms_by_budget, widths_by_budget
 from onnx_gconv.report.page.html import Html, details, element, paragraph, table, text
 from onnx_gconv.report.page.metrics_file import Epoch
 from onnx_gconv.report.page.run_section import share_left
@@ -54,7 +55,7 @@ def exploration_section(exploration: Explored, results: Results) -> Section:
             "exploration-cost",
             partial(pareto, exploration, marks),
             f"Pruning cost of {len(exploration.points)} budgets against the {_by(exploration)} that are left.",
-            "No choice of groups costs less within its budget where the search has proven it. " + mixed + _marks_caption(marks),
+            "No choice costs less within its budget where the search has proven it. " + mixed + _marks_caption(marks),
         ),
     ]
     if accuracies:
@@ -67,17 +68,38 @@ def exploration_section(exploration: Explored, results: Results) -> Section:
                 f"{title} of each point that was evaluated.",
             ),
         ]
-    parts += [
-        element("h3", text("Groups along the depth, for each budget")),
-        Picture(
+    parts += _form_parts(exploration)
+    parts.append(details("The points as a table", _points_table(exploration, title, accuracies, marks)))
+    return Section("exploration", "Exploration", tuple(parts))
+
+
+def _form_parts(exploration: Explored) -> Iterator[Part]:
+    """Yield which forms each budget has chosen, and where."""
+    has_widths = any(point.widths for point in exploration.points)
+    if has_widths and exploration.before_macs:
+        yield element("h3", text("Forms of each budget"))
+        yield Picture(
+            "exploration-forms",
+            partial(forms_by_budget, exploration),
+            "What is left of the MACs of the model at every budget, and which form took the others away.",
+            "One bar for each budget: the MACs that are left, and those that are no more, by what took them.",
+        )
+    if has_widths:
+        yield element("h3", text("Widths along the depth, for each budget"))
+        yield Picture(
+            "exploration-widths",
+            partial(widths_by_budget, exploration),
+            "Share of its channels that every space keeps at every budget: the smaller the budget the fewer.",
+            "One row for each budget; the fainter the colour the fewer channels stay. × marks spaces that went with their branch.",
+        )
+    if any(point.groups for point in exploration.points) or not has_widths:
+        yield element("h3", text("Groups along the depth, for each budget"))
+        yield Picture(
             "exploration-groups",
             partial(groups_by_budget, exploration),
             "Number of groups of every Conv at every budget: the smaller the budget the more groups.",
             "One row for each budget; the stronger the colour the more groups.",
-        ),
-        details("The points as a table", _points_table(exploration, title, accuracies, marks)),
-    ]
-    return Section("exploration", "Exploration", tuple(parts))
+        )
 
 
 def training_section(trainings: Sequence[tuple[str, tuple[Epoch, ...]]]) -> Section:
@@ -201,7 +223,7 @@ def _marks_caption(marks: Sequence[Mark]) -> str:
     lines = [mark.name for mark in marks if mark.point is None]
     text_ = f"Chosen, with a ring: {', '.join(rings)}. " if rings else ""
     return text_ + (
-        f"Vertical lines: models beside the exploration with another choice of groups ({', '.join(lines)})." if lines else ""
+        f"Vertical lines: models beside the exploration that are none of its points ({', '.join(lines)})." if lines else ""
     )
 
 
@@ -218,6 +240,8 @@ def _accuracies(exploration: Explored) -> tuple[str, dict[str, dict[str, float]]
 
 def _points_table(exploration: Explored, title: str, accuracies: dict[str, dict[str, float]], marks: Sequence[Mark]) -> Html:
     made = {mark.point: mark.name for mark in marks}
+    has_widths = any(point.widths for point in exploration.points)
+    forms = ("narrowed", "dropped", "grouped") if has_widths else ("grouped",)
     rows = [
         (
             point.name,
@@ -225,6 +249,7 @@ def _points_table(exploration: Explored, title: str, accuracies: dict[str, dict[
             short(point.macs),
             _number(exploration.left(point), ".1%"),
             f"{point.cost:.4f}" + ("" if point.proven else " (not proven)"),
+            *([str(sum(map(bool, point.widths.values()))), str(len(point.dropped))] if has_widths else []),
             str(len(point.groups)),
             *(_number(found.get(point.name), ".2%") for found in accuracies.values()),
             made.get(point.name, ""),
@@ -232,7 +257,7 @@ def _points_table(exploration: Explored, title: str, accuracies: dict[str, dict[
         for point in exploration.points
     ]
     stages = [f"{title}, {stage}" for stage in accuracies]
-    head = ("point", "parameters", "MACs", f"{_by(exploration)} left", "cost", "grouped", *stages, "chosen")
+    head = ("point", "parameters", "MACs", f"{_by(exploration)} left", "cost", *forms, *stages, "chosen")
     return table("Points of the exploration", head, rows)
 
 

@@ -87,7 +87,7 @@ def _title(results: Results) -> str:
     models += [results.exploration.model] if results.exploration is not None else []
     models += [timing.model.path for _, timing in results.timings[:1]]
     names = dict.fromkeys(re.split(r"[/\\]", model)[-1] for model in models)
-    return f"Group convolutions of {', '.join(names)}" if 0 < len(names) <= 3 else "Group convolutions"
+    return f"{', '.join(names)}, compressed" if 0 < len(names) <= 3 else "Compressed models"
 
 
 def _named(parts: Sequence[Section]) -> Iterator[tuple[Picture, str]]:

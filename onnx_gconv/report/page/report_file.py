@@ -26,6 +26,28 @@ class ReportedLayer:
 
 
 @dataclass(frozen=True)
+class ReportedSpace:
+    """One narrowed channel space."""
+
+    name: str
+    label: str
+    channels: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class ReportedNode:
+    """One node whose MACs are not what they were."""
+
+    name: str
+    label: str
+    op: str
+    macs_before: int | None
+    macs_after: int | None
+    saved: Mapping[str, int]  # MACs, by form
+
+
+@dataclass(frozen=True)
 class Change:
     """A figure before and after; None where it is not known."""
 
@@ -63,7 +85,11 @@ class Report:
     budget: Mapping[str, float]
     search_cost: float | None
     search_gap: float | None
+    forms: tuple[str, ...]
     layers: tuple[ReportedLayer, ...]
+    spaces: tuple[ReportedSpace, ...]
+    dropped: tuple[tuple[str, str], ...]  # name and label of each branch's last Conv
+    changed: tuple[ReportedNode, ...]
     skipped: tuple[SkippedConv, ...]
     gathers_naive: int
     gathers_written: int
@@ -83,6 +109,7 @@ def read_report(path: Path) -> Report:
     budget, gathers = top.inner("budget"), top.inner("gathers")
     search, recovery, check = (top.optional_inner(name) for name in ("search", "recovery", "verify"))
     remaining = gathers.rows("remaining") if "remaining" in gathers.names() else []
+    layers, has_forms = tuple(_layer(row) for row in top.rows("layers")), "forms" in top.names()  # earlier versions had groups only
     return Report(
         model=top.string("model"),
         output=top.string("output"),
@@ -91,7 +118,11 @@ def read_report(path: Path) -> Report:
         budget={name: budget.number(name) for name in budget.names()},
         search_cost=None if search is None else search.optional_number("cost"),
         search_gap=None if search is None else search.optional_number("gap"),
-        layers=tuple(_layer(row) for row in top.rows("layers")),
+        forms=top.strings("forms") if has_forms else ("group",),
+        layers=layers,
+        spaces=tuple(_space(row) for row in top.rows("spaces")) if has_forms else (),
+        dropped=tuple((row.string("name"), row.string("label")) for row in top.rows("dropped")) if has_forms else (),
+        changed=tuple(_node(row) for row in top.rows("changed")) if has_forms else tuple(map(_only_grouped, layers)),
         skipped=tuple(SkippedConv(row.string("name"), row.string("reason")) for row in top.rows("skipped")),
         gathers_naive=gathers.integer("naive"),
         gathers_written=gathers.integer("written"),
@@ -114,6 +145,27 @@ def _layer(row: Fields) -> ReportedLayer:
     if row.integer("groups") < 1:
         raise row.wrong(f"'groups' is {row.integer('groups')}", MALFORMED.remedy)
     return ReportedLayer(row.string("name"), row.string("label"), row.integer("groups"), row.number("kept"), macs[0], macs[1])
+
+
+def _space(row: Fields) -> ReportedSpace:
+    row = row.named(row.string("name"))
+    space = ReportedSpace(row.string("name"), row.string("label"), row.integer("channels"), row.integer("kept"))
+    if not 0 < space.kept <= space.channels:
+        raise row.wrong(f"'kept' is {space.kept} of {space.channels} channels", MALFORMED.remedy)
+    return space
+
+
+def _node(row: Fields) -> ReportedNode:
+    row = row.named(row.string("name"))
+    macs = [None if row.any(name) is None else row.integer(name) for name in ("macs_before", "macs_after")]
+    saved = row.inner("saved")
+    forms = {form: saved.integer(form) for form in saved.names()}
+    return ReportedNode(row.string("name"), row.string("label"), row.string("op"), macs[0], macs[1], forms)
+
+
+def _only_grouped(layer: ReportedLayer) -> ReportedNode:
+    saved = {} if layer.macs_before is None or layer.macs_after is None else {"group": layer.macs_before - layer.macs_after}
+    return ReportedNode(layer.name, layer.label, "Conv", layer.macs_before, layer.macs_after, saved)
 
 
 def _check(fields: Fields) -> Check:

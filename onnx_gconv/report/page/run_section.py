@@ -15,6 +15,7 @@ from onnx_gconv.report.page.charts import (
     macs_along_depth,
 )
 from onnx_gconv.report.page.collection import Run
+from onnx_gconv.report.page.form_parts import SHORT_LIST, form_parts, told
 from onnx_gconv.report.page.html import Html, code, details, element, paragraph, table, text
 from onnx_gconv.report.page.report_file import COSTS, Change, Report
 from onnx_gconv.report.page.section import Folded, Part, Picture, Section
@@ -25,7 +26,6 @@ from onnx_gconv.solve.importance import Matrix
 TITLES = {"params": "parameters", "macs": "MACs", "flops": "FLOPs", "bytes": "size", "nodes": "nodes"}
 BUDGETS = {"max_params": "parameters", "max_macs": "MACs", "max_flops": "FLOPs", "max_latency_ms": "ms"}
 MATRICES = 3  # that are shown unless the user names layers
-SHORT_LIST = 12  # rows that are shown at once; longer tables are folded
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,13 @@ def run_section(shown: Shown, anchor: str) -> Section:
             _heading("Before and after"),
             table(f"Before and after, {name}", ("", "before", "after", "left"), _planned(run.plan)),
         ]
-    if any(layer.kept is not None for layer in depth):
-        parts += _layer_parts(name, depth, run, whole=isinstance(shown.source, PlannedModel))
-    parts += [_heading("Which channels go together"), *_matrix_parts(shown)]
-    if run.report is not None:
-        parts += [_heading("Gathers left, and why"), *_gather_parts(run.report, name)]
+    whole = isinstance(shown.source, PlannedModel)
+    parts += form_parts(run, depth, whole=whole)
+    parts += _layer_parts(name, depth, run, whole=whole)
+    if run.groups() or not (run.widths() or run.dropped()):
+        parts += [_heading("Which channels go together"), *_matrix_parts(shown)]
+        if run.report is not None:
+            parts += [_heading("Gathers left, and why"), *_gather_parts(run.report, name)]
     skipped = run.plan.skipped if run.plan is not None else run.report.skipped if run.report is not None else ()
     if skipped:
         reasons = table(f"Skipped Convs, {name}", ("Conv", "why"), [(conv.name, conv.reason) for conv in skipped], words=2)
@@ -73,6 +75,8 @@ def overview(runs: Sequence[Run]) -> Html:
         rows.append(
             (
                 run.name,
+                str(len(run.widths()) or ""),
+                str(len(run.dropped()) or ""),
                 str(len(run.groups())),
                 _left(Change(before["params"], after["params"])),
                 _left(Change(before["macs"], after["macs"])),
@@ -81,7 +85,7 @@ def overview(runs: Sequence[Run]) -> Html:
                 plan.gathers if plan is not None else "",
             )
         )
-    head = ("model", "grouped", "parameters", "MACs", "top-1", "time", "gathers")
+    head = ("model", "narrowed", "dropped", "grouped", "parameters", "MACs", "top-1", "time", "gathers")
     used = [column for column in range(len(head)) if any(row[column] for row in rows)]
     return table("All models, and what is left of each", [head[c] for c in used], [[row[c] for c in used] for row in rows])
 
@@ -110,16 +114,9 @@ def _folded(summary: str, content: Html, rows: int) -> Html:
 def _summary(run: Run) -> Iterator[Html]:
     report, plan = run.report, run.plan
     if report is not None:
-        convs = len(report.layers) + len(report.skipped)
-        yield element(
-            "p",
-            code(report.model),
-            text(" became "),
-            code(report.output),
-            text(f": {len(report.layers)} of {convs} Convs grouped."),
-        )
+        yield element("p", code(report.model), text(" became "), code(report.output), text(f": {told(run)}."))
     elif plan is not None:
-        yield paragraph(f"A plan: {len(plan.layers)} of {len(plan.layers) + len(plan.skipped)} Convs to be grouped.")
+        yield paragraph(f"A plan: {told(run)}.")
     budget = report.budget if report is not None else plan.budget if plan is not None else {}
     sentences = []
     if budget:
@@ -129,7 +126,8 @@ def _summary(run: Run) -> Iterator[Html]:
         proof = "proven to be the least within the budget" if report.search_gap == 0 else "not proven to be the least"
         sentences.append(f"Cost of the choice: {report.search_cost:.4g}, {proof}.")
     if plan is not None:
-        sentences.append(f"Criterion {plan.criterion}, solver {plan.solver}, search {plan.search}, gathers {plan.gathers}.")
+        groups = f", criterion {plan.criterion}, solver {plan.solver}, gathers {plan.gathers}" if "group" in plan.forms else ""
+        sentences.append(f"Forms to choose from: {', '.join(plan.forms)}; search {plan.search}{groups}.")
     if report is not None and report.recovered_samples is not None:
         sentences.append(f"Weights fitted on {report.recovered_samples} unlabelled samples.")
     if sentences:
@@ -145,7 +143,8 @@ def _before_and_after(report: Report) -> list[tuple[str, str, str, str]]:
             "?" if v is None else str(int(v)) if key == "nodes" else short(v) + unit for v in (change.before, change.after)
         )
         rows.append((TITLES[key], before, after, _left(change)))
-    rows.append(("Gathers", "0", str(report.gathers_written), f"of {report.gathers_naive} naive"))
+    if report.gathers_naive:
+        rows.append(("Gathers", "0", str(report.gathers_written), f"of {report.gathers_naive} naive"))
     rows += [(what, ms(change.before), ms(change.after), _left(change)) for what, change in report.latency.items()]
     if report.output_error is not None:
         found = (report.output_error.before, report.output_error.after)
@@ -177,24 +176,56 @@ def _left(change: Change) -> str:
 
 
 def _depth(shown: Shown) -> list[DepthLayer]:
-    """Return the Convs along the depth: all that could be grouped where the model is known, else the grouped ones."""
+    """Return the Convs along the depth: all that could be grouped where the model is known, else those that were changed."""
     plan, report = shown.run.plan, shown.run.report
-    reported = {layer.name: layer for layer in report.layers} if report is not None else {}
-    kept = {layer.name: layer.kept for layer in (plan.layers if plan is not None else reported.values())}
+    grouped = plan.layers if plan is not None else report.layers if report is not None else ()
+    kept, now = ({layer.name: getattr(layer, field) for layer in grouped} for field in ("kept", "groups"))
+    changed = {node.name: node for node in report.changed} if report is not None else {}
     if isinstance(shown.source, PlannedModel) and plan is not None:
-        convs = shown.source.depth(plan)
+        convs = shown.source.depth(plan, changed.keys())
     else:
-        layers = plan.layers if plan is not None else tuple(reported.values())
-        convs = [(layer.name, layer.label, layer.groups) for layer in layers]
+        shown_nodes = changed.values() if report is not None else grouped
+        convs = [(each.name, each.label, now.get(each.name, 1)) for each in shown_nodes]
     result = []
     for place, (name, label, groups) in enumerate(convs, start=1):
-        found = reported.get(name)
-        macs = (None, None) if found is None else (found.macs_before, found.macs_after)
+        found = changed.get(name)
+        macs = (None, None, {}) if found is None else (found.macs_before, found.macs_after, found.saved)
         result.append(DepthLayer(place, label, groups, kept.get(name), *macs))
     return result
 
 
 def _layer_parts(name: str, depth: list[DepthLayer], run: Run, *, whole: bool) -> Iterator[Part]:
+    if any(layer.kept is not None for layer in depth):
+        yield from _group_parts(name, depth, whole=whole)
+    changed = [layer for layer in depth if layer.kept is not None or layer.saved]
+    if any(layer.macs_before is not None for layer in changed):
+        yield _heading("Where the MACs went")
+        yield Picture(
+            f"{name}-macs",
+            partial(macs_along_depth, depth),
+            "MACs of each changed Conv before and after. The table below has the numbers.",
+            _macs_caption(changed, run),
+        )
+    if not changed:
+        return
+    forms = any(layer.saved.keys() - {"group"} for layer in changed)
+    rows = [
+        (
+            str(layer.place),
+            layer.label,
+            *([", ".join(layer.saved)] if forms else []),
+            str(layer.groups),
+            "" if layer.kept is None else f"{layer.kept:.1%}",
+            "" if layer.macs_before is None else short(layer.macs_before),
+            "" if layer.macs_after is None else short(layer.macs_after),
+        )
+        for layer in depth
+    ]
+    head = ("layer", "name", *(["form"] if forms else []), "groups", "kept", "MACs before", "MACs after")
+    yield details("The layers as a table", table(f"Layers, {name}", head, rows, words=3 if forms else 2))
+
+
+def _group_parts(name: str, depth: list[DepthLayer], *, whole: bool) -> Iterator[Part]:
     grouped = [layer for layer in depth if layer.kept is not None]
     numbers = sorted({layer.groups for layer in grouped})
     which = (
@@ -203,7 +234,7 @@ def _layer_parts(name: str, depth: list[DepthLayer], run: Run, *, whole: bool) -
     yield _heading("Groups along the depth")
     yield Picture(
         f"{name}-groups",
-        partial(groups_along_depth, depth),
+        partial(groups_along_depth, depth if whole else grouped),
         f"{len(grouped)} Convs have {_listed(numbers)} groups. The table below has the number of each.",
         which,
     )
@@ -211,36 +242,15 @@ def _layer_parts(name: str, depth: list[DepthLayer], run: Run, *, whole: bool) -
     least = min(grouped, key=lambda layer: layer.kept or 0.0)
     yield Picture(
         f"{name}-kept",
-        partial(kept_along_depth, depth),
+        partial(kept_along_depth, depth if whole else grouped),
         f"Share of the importance that each grouped Conv keeps, the least {least.kept:.1%} in {least.label}.",
         "Share of the importance inside the groups, beside what groups drawn at random keep on average.",
     )
-    if any(layer.macs_before is not None for layer in grouped):
-        yield _heading("Where the MACs went")
-        yield Picture(
-            f"{name}-macs",
-            partial(macs_along_depth, depth),
-            "MACs of each grouped Conv before and after. The table below has the numbers.",
-            _macs_caption(grouped, run),
-        )
-    rows = [
-        (
-            str(layer.place),
-            layer.label,
-            str(layer.groups),
-            "" if layer.kept is None else f"{layer.kept:.1%}",
-            "" if layer.macs_before is None else short(layer.macs_before),
-            "" if layer.macs_after is None else short(layer.macs_after),
-        )
-        for layer in depth
-    ]
-    head = ("layer", "name", "groups", "kept", "MACs before", "MACs after")
-    yield details("The layers as a table", table(f"Layers, {name}", head, rows, words=2))
 
 
-def _macs_caption(grouped: list[DepthLayer], run: Run) -> str:
-    before, after = (sum(v or 0 for v in values) for values in zip(*((g.macs_before, g.macs_after) for g in grouped), strict=True))
-    text_ = f"The grouped Convs went from {short(before)} to {short(after)} MACs."
+def _macs_caption(changed: list[DepthLayer], run: Run) -> str:
+    before, after = (sum(v or 0 for v in values) for values in zip(*((c.macs_before, c.macs_after) for c in changed), strict=True))
+    text_ = f"The changed Convs went from {short(before)} to {short(after)} MACs."
     whole = run.report.before["macs"] if run.report is not None else None
     return text_ if whole is None else f"{text_} Everything else is {short(whole - before)} MACs, as it was."
 
@@ -266,7 +276,7 @@ def _matrix_parts(shown: Shown) -> Iterator[Part]:
         if matrix is None:
             yield _note(f"The layer {layer.label!r} of the model does not fit the plan.")
             continue
-        title = f"{layer.label}: {layer.in_channels} → {layer.out_channels} channels, {layer.groups} groups"
+        title = f"{layer.label}: {len(layer.in_order)} → {len(layer.out_order)} channels, {layer.groups} groups"
         yield Folded(title, _matrix_picture(shown.run.name, matrix, layer, plan.criterion), is_open=first)
         first = False
 

@@ -1,6 +1,6 @@
 """The model that a plan was made from: found again, and what its kernels matter."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +23,14 @@ class PlannedModel:
     layers: tuple[Layer, ...]
     skipped: tuple[Skipped, ...]
     constants: Constants
+    labels: Mapping[str, str]  # of all nodes, by first output, in graph order
     remark: str
 
-    def depth(self, plan: Plan) -> list[tuple[str, str, int]]:
-        """Return the name and label of every Conv that could be grouped, in graph order, and its groups after the plan."""
-        planned = {layer.name: layer.groups for layer in plan.layers}
-        return [(layer.name, layer.label, planned.get(layer.name, layer.groups)) for layer in self.layers]
+    def depth(self, plan: Plan, changed: Collection[str]) -> list[tuple[str, str, int]]:
+        """Return the name and label of every Conv that could be grouped or was changed, in graph order, and its groups now."""
+        groups = {layer.name: layer.groups for layer in self.layers} | {layer.name: layer.groups for layer in plan.layers}
+        shown = {layer.name for layer in self.layers} | {*changed}
+        return [(name, label, groups.get(name, 1)) for name, label in self.labels.items() if name in shown]
 
     def importance(self, planned: PlannedLayer, criterion: str) -> Matrix | None:
         """Return the (Cout, Cin) matrix by `l1`, else by `l2`; None where the layer does not fit the plan.
@@ -83,4 +85,5 @@ def _open(path: Path, remark: str) -> PlannedModel:
     model: onnx.ModelProto = load(path)
     constants = Constants(model)
     layers, skipped = find_convs(model, constants, {})
-    return PlannedModel(path, tuple(layers), tuple(skipped), constants, remark)
+    labels = {node.output[0]: node.name or node.output[0] for node in model.graph.node if node.output}
+    return PlannedModel(path, tuple(layers), tuple(skipped), constants, labels, remark)
