@@ -532,7 +532,7 @@ def test_a_real_sigterm_ends_a_running_compress_with_143_and_leaves_no_temporary
     program = (
         "import sys, time; from onnx_gconv.recover import fitting; from onnx_gconv.cli.main import main\n"
         "fitting.MEMORY_BYTES = 0\n"
-        "fitting._fitted = lambda *_: print('fitting', flush=True) or time.sleep(60)\n"
+        "fitting._Fitter.fit = lambda *_: print('fitting', flush=True) or time.sleep(60)\n"
         "sys.exit(main())"
     )
     command = "compress good.onnx --groups 2 --calib calib.npz -o out.onnx"
