@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnx_gconv.errors import BudgetError
-from onnx_gconv.search import network
+from onnx_gconv.search import joint, network
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import SearchResult, search_exact
 from onnx_gconv.search.joint import JointResult, search_joint
@@ -119,12 +119,18 @@ def menus(draw: st.DrawFn) -> Menu:
 shares = st.tuples(st.floats(0, 1.1), st.one_of(st.none(), st.floats(0, 1.1))).flatmap(st.permutations)
 
 
-@pytest.mark.parametrize("cells", [network.MOST_CELLS, 1], ids=["eliminated", "relaxed"])
+# With tables of one cell at most, all variables are relaxed; where no pair may be listed, HiGHS decides.
+@pytest.mark.parametrize(
+    ("cells", "pairs"), [(network.MOST_CELLS, joint.MOST_PAIRS), (network.MOST_CELLS, 0), (1, 0)], ids=["listed", "milp", "relaxed"]
+)
 @settings(deadline=None, max_examples=200)
 @given(menu=menus(), parts=shares)
-def test_it_equals_brute_force_within_the_budget_and_with_proof(cells: int, menu: Menu, parts: Sequence[float | None]) -> None:
-    with pytest.MonkeyPatch.context() as patch:  # with tables of one cell at most, all variables are relaxed, and HiGHS decides
+def test_it_equals_brute_force_within_the_budget_and_with_proof(
+    cells: int, pairs: int, menu: Menu, parts: Sequence[float | None]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "MOST_CELLS", cells)
+        patch.setattr(joint, "MOST_PAIRS", pairs)
         check_optimum(menu, share_of(menu, *parts))
 
 
@@ -155,7 +161,8 @@ def nearly_tied(seed: int) -> Menu:
     return Menu(tuple(SpaceRow("space", options) for options in spaces), tuple(layers))
 
 
-def test_a_choice_that_is_over_by_less_than_the_solver_sees_is_ruled_out() -> None:
+def test_a_choice_that_is_over_by_less_than_the_solver_sees_is_ruled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint, "MOST_PAIRS", 0)  # the solver decides
     for seed in range(10):
         menu = nearly_tied(seed)
         totals = sorted({menu.totals(*choice)[1] for choice in all_choices(menu)})

@@ -1,8 +1,8 @@
 """The exact search over widths of spaces and groups of layers together, with proof.
 
-At given prices of the limits the best choice is found by elimination: one variable after the other is decided for every case of
-its neighbours. The prices where the bound is highest tell, for every case, how far it lifts the bound; few cases can be part of a
-choice better than one already known, and HiGHS searches these, the core.
+At given prices of the limits the best choice is found by elimination (network.py). The prices where the bound is highest tell, for
+every case in its tables, how far it lifts the bound; few cases can be part of a choice better than one already known. These, the
+core, are joined to a list of all choices that come into question. Where it is too long, HiGHS searches the core.
 """
 
 import math
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
@@ -20,10 +19,10 @@ from onnx_gconv.native_output import native_stdout_silenced
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import TIME_LIMIT_SECONDS, SearchResult
 from onnx_gconv.search.menu import Menu, refusal
-from onnx_gconv.search.network import Floats, Ints, Tree, network_of, tree_of
+from onnx_gconv.search.network import Floats, Ints, Places, Tree, network_of, tree_of
 
-MOST_LISTED = 200_000  # parts of choices in one list; where there would be more, HiGHS goes on
-CORE_CELLS = 3000  # of the first core, where a part of the gap has more
+MOST_PAIRS = 2_000_000  # that are looked at to join two lists; where there would be more, HiGHS goes on
+MOST_LISTED = 250_000  # of them that are left
 ROUNDING = 1e-12  # far above what sums in float64 are off, of the largest cost; far below what matters
 TINY = 1e-200  # below, parts of numbers are 0
 HIGHEST_PRICE = 1e6  # of a whole limit, in the largest cost
@@ -142,32 +141,45 @@ def _search(tree: Tree, start: list[int], until: float) -> tuple[list[int], floa
         return best, bound
     least = tree.least(priced.lifts)
     levels = np.sort(np.concatenate([cells[cells <= gap] for cells in least]))
-    wanted, cells = gap / 32, CORE_CELLS
+    wanted = min(gap / 32, max(gap / 1024, levels[min(2 * len(least), len(levels) - 1)]))
     while time.monotonic() < until:
-        # A choice that costs less than bound + reach has only cells that lift the bound by less. A guess saves most of them.
-        reach = max(min(gap, wanted, levels[cells] if cells < len(levels) else gap), rounding)
+        # A choice that costs less than bound + reach has only cells that lift the bound by less: a low guess leaves few.
+        reach = max(min(gap, wanted), rounding)
         found, lower = _solve(_core(tree, priced, least, reach), until)
         bound = max(bound, min(lower, priced.bound + reach))
         if found is not None and network.cost(found) < network.cost(best):
             best, gap = found, network.cost(found) - priced.bound
         if gap <= reach:
             break
-        wanted, cells = 2 * wanted, 4 * cells
+        wanted = 1.4 * reach
     return best, bound
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Parts of choices: the values of some variables, and what they come to."""
+    """Parts of choices: the values of a bucket's variables, and what these and all that were joined with them come to."""
 
     values: dict[int, Ints]
-    lifts: Floats  # how far these variables lift the bound
-    others: Floats  # how far all others do at least
+    lifts: Floats  # how far they lift the bound
+    others: Floats  # how far all other variables do at least
     amounts: Ints  # (limits, cells): more than the least there must be
+    pairs: tuple["Cells", Places, "Cells", Places] | None = None  # what has been joined to these cells
 
-    def at(self, places: NDArray[np.intp]) -> "Cells":
+    def at(self, places: Places) -> "Cells":
         values = {variable: value[places] for variable, value in self.values.items()}
-        return Cells(values, self.lifts[places], self.others[places], self.amounts[:, places])
+        pairs = None if self.pairs is None else (self.pairs[0], self.pairs[1][places], self.pairs[2], self.pairs[3][places])
+        return Cells(values, self.lifts[places], self.others[places], self.amounts[:, places], pairs)
+
+    def choice(self, place: int) -> dict[int, int]:
+        """Return the values of all variables in one of the cells."""
+        known, open_cells = dict[int, int](), [(self, place)]
+        while open_cells:
+            cells, place = open_cells.pop()
+            known |= {variable: int(value[place]) for variable, value in cells.values.items()}
+            if cells.pairs is not None:
+                one, left, other, right = cells.pairs
+                open_cells += [(one, int(left[place])), (other, int(right[place]))]
+        return known
 
 
 @dataclass(frozen=True)
@@ -203,25 +215,28 @@ def _core(tree: Tree, priced: Priced, least: list[Floats], reach: float) -> Core
 def _listed(core: Core) -> Core:
     """Return the core as one list of choices, every part joined into its parent; as it is where lists become too long."""
     tree, parts = core.tree, dict(core.parts)
-    most = {number: cells.amounts.max(axis=1, initial=0) for number, cells in parts.items()}
+    most = {number: cells.amounts.max(axis=1) for number, cells in parts.items()}
     others = np.sum(list(most.values()), axis=0)  # what all parts take at most
 
-    def join(number: int, other: int, rest: Sequence[int], variables: Sequence[int]) -> bool:
+    def join(number: int, other: int, variables: Sequence[int]) -> bool:
         nonlocal others
         others = others - most[number] - most.pop(other)
         joined = _joined(core, parts[number], parts.pop(other), variables, others)
-        if joined is not None:
-            parts[number] = _undominated(core, joined, rest)
-            most[number] = parts[number].amounts.max(axis=1, initial=0)
-            others = others + most[number]
-        return joined is not None
+        if joined is None:
+            return False
+        # What is still to be joined may ask for any of the values.
+        parts[number] = _undominated(core, joined, tuple(joined.values) if tree.parents[other] == number else ())
+        most[number] = parts[number].amounts.max(axis=1, initial=0)
+        others = others + most[number]
+        return True
 
     for number, bucket in enumerate(tree.buckets):
-        if not all([join(number, child, bucket.rest, tree.buckets[child].rest) for child in bucket.children]):
+        if not all(join(number, child, tree.buckets[child].rest) for child in bucket.children):
             return core
+        parts[number] = _undominated(core, parts[number], bucket.rest)
     while len(parts) > 1:  # those without a parent have nothing to agree in: always the two shortest
         number, other = sorted(parts, key=lambda n: (len(parts[n].lifts), n))[:2]
-        if not join(number, other, (), ()):
+        if not join(number, other, ()):
             return core
     return replace(core, parts=parts)
 
@@ -233,50 +248,38 @@ def _joined(core: Core, one: Cells, other: Cells, variables: Sequence[int], most
     """
     reach = core.reach + ROUNDING * core.tree.network.scale
     free, to_go = core.room[:, None] - one.amounts, reach - one.lifts - one.others
-    windows = [(other.lifts, np.zeros_like(to_go), to_go)]  # of each cell of the one: which cells of the other come into question
-    for row, price in enumerate(core.prices):
-        if price > 0:
-            windows.append((other.amounts[row], free[row] - most[row] - to_go / price, free[row]))
     keys, other_keys = _cases(core, (one, other), variables)
-    pairs = min((_Pairs.of(keys, other_keys, *window) for window in windows), key=lambda pairs: pairs.count.sum())
-    if pairs.count.sum() > MOST_LISTED:
+    windows = [_window(keys, other_keys, other.lifts, np.zeros_like(to_go), to_go)]
+    for row in np.flatnonzero(core.prices > TINY):
+        low = free[row] - most[row] - to_go / core.prices[row]
+        windows.append(_window(keys, other_keys, other.amounts[row], low, free[row]))
+    order, first, count = min(windows, key=lambda window: window[2].sum())
+    if count.sum() > MOST_PAIRS:
         return None
-    left, right = pairs.left_right
+    left = np.repeat(np.arange(len(count)), count)
+    right = order[np.arange(len(left)) + np.repeat(first - np.cumsum(count) + count, count)]
     lifts, amounts = one.lifts[left] + other.lifts[right], one.amounts[:, left] + other.amounts[:, right]
     free = core.room[:, None] - amounts
     wasted = core.prices @ np.maximum(free - most[:, None], 0)
     good = np.flatnonzero((free >= 0).all(axis=0) & (lifts + one.others[left] + wasted <= reach))
     left, right = left[good], right[good]
-    values = {v: value[right] for v, value in other.values.items()} | {v: value[left] for v, value in one.values.items()}
-    return Cells(values, lifts[good], one.others[left], amounts[:, good])
+    values = {variable: value[left] for variable, value in one.values.items()}
+    joined = Cells(values, lifts[good], one.others[left], amounts[:, good], (one, left, other, right))
+    return joined if len(good) <= MOST_LISTED else None
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Pairs of the cells of two lists: each of the one with some that follow each other in an order of the other."""
-
-    order: NDArray[np.intp]
-    first: NDArray[np.intp]
-    count: NDArray[np.intp]
-
-    @classmethod
-    def of(cls, keys: NDArray[np.intp], other_keys: NDArray[np.intp], level: Floats | Ints, low: Floats, high: Floats) -> "_Pairs":
-        """Return the pairs with the same key and a level from low to high, or a little more."""
-        unit = 4 * max(float(level.max(initial=0)), TINY)  # levels are a quarter at most in it: key + level is an order by both
-        order = (other_keys + level / unit).argsort(kind="stable")
-        levels = (other_keys + level / unit)[order]
-        first = np.searchsorted(levels, keys + np.clip(low / unit - 1e-9, -0.25, 0.5))
-        end = np.searchsorted(levels, keys + np.clip(high / unit + 1e-9, -0.25, 0.5), "right")
-        return cls(order, first, np.maximum(end - first, 0))
-
-    @property
-    def left_right(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The places of every pair in the one and the other."""
-        left = np.repeat(np.arange(len(self.count)), self.count)
-        return left, self.order[np.arange(len(left)) + np.repeat(self.first - np.cumsum(self.count) + self.count, self.count)]
+def _window(keys: Places, other_keys: Places, level: Floats, low: Floats, high: Floats) -> tuple[Places, Places, Places]:
+    """Return an order of other cells, and for each key where in it those of a level from low to high (or near it) start, and how
+    many these are."""
+    unit = 4 * max(float(level.max(initial=0)), TINY)  # levels are a quarter at most in it: key + level is an order by both
+    order = (other_keys + level / unit).argsort(kind="stable")
+    levels = (other_keys + level / unit)[order]
+    first = np.searchsorted(levels, keys + np.clip(low / unit - 1e-9, -0.25, 0.5))
+    end = np.searchsorted(levels, keys + np.clip(high / unit + 1e-9, -0.25, 0.5), "right")
+    return order, first, np.maximum(end - first, 0)
 
 
-def _cases(core: Core, cells: Sequence[Cells], variables: Sequence[int]) -> list[NDArray[np.intp]]:
+def _cases(core: Core, cells: Sequence[Cells], variables: Sequence[int]) -> list[Places]:
     """Return numbers of the cases of some variables, for several lists of cells."""
     sizes = [core.tree.network.sizes[variable] for variable in variables]
     raw = [
@@ -294,34 +297,33 @@ def _undominated(core: Core, cells: Cells, variables: Sequence[int]) -> Cells:
         return cells
     (case,) = _cases(core, (cells,), variables)
     cost = np.unique(cells.lifts - core.prices @ cells.amounts, return_inverse=True)[1]
-    order = np.lexsort((cost, cells.amounts[-1], cells.amounts[0], case))
-    case, cost, amount = case[order], cost[order], cells.amounts[-1][order]
-    # What dominates a cell comes before it. Halves of blocks of 2, 4, 8, …: in which right half is a cell dominated by one of the
-    # left half? That is a matter of the second amount and the cost only: of the lowest cost among lower amounts.
-    place, width, kept = np.arange(count), 1, np.ones(count, np.bool_)
+    amount = np.unique(cells.amounts[-1], return_inverse=True)[1]
+    left, place, width = np.lexsort((cost, amount, cells.amounts[0], case)), np.arange(count), 1
+    # What dominates a cell comes before it. Halves of blocks of 2, 4, 8, …: which cell of a right half is dominated by one of the
+    # left half? There the second amount and the cost decide: the lowest cost among lower amounts.
     while width < count:
         is_right = place // width % 2 == 1
-        block = np.cumsum(np.append(0, (np.diff(case) != 0) | (np.diff(place // (2 * width)) != 0)))
-        by = np.lexsort((is_right, amount, block))
-        restart = block[by] * (count + 1)  # the lowest of blocks before are above all of this one
-        lowest = np.minimum.accumulate(np.where(is_right, count, cost)[by] - restart) + restart
-        kept[by[is_right[by] & (lowest <= cost[by])]] = False
-        width *= 2
-    return cells.at(np.sort(order[kept]))
+        block = np.cumsum(np.append(0, (np.diff(case[left]) != 0) | (np.diff(place // (2 * width)) != 0)))
+        by = ((block * count + amount[left]) * 2 + is_right).argsort()
+        restart = block[by] * (count + 1)  # the costs of each block are below all before
+        lowest = np.minimum.accumulate(np.where(is_right, count, cost[left])[by] - restart) + restart
+        kept = np.ones(len(left), np.bool_)
+        kept[by] = ~is_right[by] | (lowest > cost[left][by])
+        left, place, width = left[kept], place[kept], 2 * width
+    return cells.at(np.sort(left))
 
 
 def _solve(core: Core, until: float) -> tuple[list[int] | None, float]:
     """Return the best choice of the core, or the best that HiGHS finds in time, and a bound of any choice's cost in the core."""
-    network = core.tree.network
     if len(core.parts) > 1:
         return _solve_milp(core, until)
     (cells,) = core.parts.values()
     left = core.room[:, None] - cells.amounts
     costs = np.where((left >= 0).all(axis=0), core.bound + cells.lifts + core.prices @ left, np.inf)
-    best = int(costs.argmin()) if len(costs) else -1
-    if best < 0 or not math.isfinite(costs[best]):
+    if not np.isfinite(costs).any():
         return None, math.inf
-    return [int(cells.values[variable][best]) for variable in range(len(network.sizes))], float(costs[best])
+    known = cells.choice(int(costs.argmin()))
+    return [known[variable] for variable in range(len(known))], float(costs.min())
 
 
 def _agreement(core: Core) -> tuple[csr_array, Floats]:
@@ -355,7 +357,7 @@ def _solve_milp(core: Core, until: float) -> tuple[list[int] | None, float]:
     amounts = np.concatenate([cells.amounts for cells in core.parts.values()], axis=1)
     steps = np.maximum(np.gcd.reduce(amounts, axis=1), 1)
     room, spare = np.divmod(core.room, steps)
-    if (room < 0).any() or len(np.unique(part)) < len(core.parts):
+    if (room < 0).any():
         return None, math.inf
     amounts //= steps[:, None]
     # What is left of the room is a column, in units of the room. A little room more allows nothing more, and keeps whole choices
@@ -387,7 +389,7 @@ def _solve_milp(core: Core, until: float) -> tuple[list[int] | None, float]:
         over = taken.sum(axis=1) > room
         if not over.any():
             picked = zip(core.parts.values(), chosen - first[:-1], strict=True)
-            known = {variable: int(value[cell]) for cells, cell in picked for variable, value in cells.values.items()}
+            known = {variable: value for cells, cell in picked for variable, value in cells.choice(cell).items()}
             values = [known[variable] for variable in range(len(known))]
             return values if math.isfinite(network.cost(values)) and network.fits(values) else None, lower
         # HiGHS takes a choice that is over a large budget by 1e-6 of it for fitting: rule it out with all that take more.

@@ -7,6 +7,7 @@ case of its neighbours.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ MOST_CELLS = 1 << 23  # of one table; what needs more is relaxed, and bounds are
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Places = NDArray[np.intp]
 Item = tuple[set[int], int, int]  # variables, and the factor or the bucket that tells about them, or -1
 
 
@@ -93,7 +95,7 @@ class Network:
         """Return the options of the spaces and of the products."""
         return tuple(values[: self.spaces]), tuple(0 if v is None else values[v] for v in self.groups)
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """A sum that no cost of a choice exceeds: what rounding is measured in."""
         return abs(self.fixed_cost) + sum(float(np.abs(f.costs[np.isfinite(f.costs)]).max()) for f in self.factors)
