@@ -14,7 +14,7 @@ from onnx_gconv.errors import DataError, TrainingError  # noqa: E402
 from onnx_gconv.torch import checkpoint, load  # noqa: E402
 from onnx_gconv.torch.augment import Draw, augmented, draw  # noqa: E402
 from onnx_gconv.torch.checkpoint import Checkpoint  # noqa: E402
-from onnx_gconv.torch.landmarks import Sight, WithLandmarks, block_ends, landmarks  # noqa: E402
+from onnx_gconv.torch.landmarks import WithLandmarks, block_ends, landmarks  # noqa: E402
 from onnx_gconv.torch.loss import TEMPERATURE, Landmark, Loss  # noqa: E402
 from onnx_gconv.torch.schedule import factor  # noqa: E402
 from onnx_gconv.torch.spool import Samples, Spool, spooled  # noqa: E402

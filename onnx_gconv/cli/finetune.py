@@ -79,8 +79,8 @@ def add_device(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
         "--train-graph",
         choices=("auto", "compact", "masked"),
         default="auto",
-        help="the graph to train: what the plan leaves (compact), the whole model with its zeros held (masked), or the one in which "
-        "a few steps are faster (default); the result is the masked model, the same but for rounding",
+        help="the graph to train: what the plan leaves (compact), the whole model with its zeros held (masked), or the one "
+        "in which a few steps are faster (default); the result is the masked model, the same but for rounding",
     )
     running.add_argument("--amp", action="store_true", help="compute in half precision where that is safe: faster on GPUs")
     return running
