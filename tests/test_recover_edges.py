@@ -9,9 +9,9 @@ from tiny import conv_net, from_text, get_tensor
 
 from onnx_gconv.errors import DataError
 from onnx_gconv.recover.fitting import FitOptions, masked_sites
-from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.recover.normal import Sums, add_up
 from onnx_gconv.recover.sensitivity import sensitivities
+from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.solve.grouping import Grouping
 
 IMAGES = np.random.default_rng(0).standard_normal((40, 4, 6, 6)).astype(np.float32)

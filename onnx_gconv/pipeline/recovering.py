@@ -30,9 +30,7 @@ def guide_of(job: Job, samples: Calibration | None) -> CalibratedGuide | None:
     return CalibratedGuide(job.original.model, samples, seed=seed, jobs=jobs, progress=progress, shapes=shapes)
 
 
-def recovered(
-    job: Job, matched: Matched, samples: Calibration, *, is_choosing: bool = False
-) -> tuple[FittedModel, Recovery]:
+def recovered(job: Job, matched: Matched, samples: Calibration, *, is_choosing: bool = False) -> tuple[FittedModel, Recovery]:
     """Return the masked model with its weights fitted, and what that brought; `is_choosing`: which channels stay may change."""
     listener, settings = job.listener, job.settings
     options = FitOptions(seed=settings.seed, jobs=settings.jobs, is_choosing=is_choosing)

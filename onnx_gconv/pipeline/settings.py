@@ -250,7 +250,9 @@ class Settings:
         if self.rule is not None:
             raise UsageError(f"--forms {forms} is for a search: leave out --groups, --max-group-channels and --group-config")
         if self.max_latency is not None:
-            raise UsageError(f"--max-latency has times of groups only: give --forms group, or limit MACs instead, not --forms {forms}")
+            raise UsageError(
+                f"--max-latency has times of groups only: give --forms group, or limit MACs instead, not --forms {forms}"
+            )
         if self.search != "exact":
             raise UsageError(f"--search local is the paper's, for groups only: leave it out, or give --forms group, not {forms}")
 

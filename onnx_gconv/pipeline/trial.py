@@ -169,14 +169,22 @@ def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Proposal], 
 def best_discount(
     guide: Guide, families: Sequence[Costs], following: Following, search: Search[Proposal], *, effort: int
 ) -> Proposal:
-    """Return the plan that recovers best, of those by these costs at several discounts; at effort 0 nothing is tried."""
+    """Return the plan that recovers best, of those by these costs; from effort 2 on also at other discounts.
+
+    At effort 0 nothing is tried, nor where there is nothing to choose. Other discounts are no default: a quick fit does not tell
+    plans of widths well enough apart (docs/forms.md).
+    """
     trial = _Trial(guide, following, search)
     able = trial.able(families)
     if effort == 0:
         return trial.found(next(able), FIRST)
     families = list(able)
+    if effort == 1 and len(families) == 1:
+        return trial.found(families[0], FIRST)
     tried = trial.tried(*((costs, FIRST) for costs in families))
     best = _best(tried)
+    if effort == 1:
+        return best.found
     climbing = families if effort >= 3 else [families[tried.index(best)]]
     return _best([best, *(trial.climb(costs, FIRST) for costs in climbing)]).found
 

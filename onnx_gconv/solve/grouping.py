@@ -53,9 +53,7 @@ def kept_share(matrix: Matrix, groups: int, in_order: Order, out_order: Order) -
     return block_diagonal_sum(matrix, groups, in_order, out_order) / total if total > 0 else 1.0
 
 
-def keep_mask(
-    groups: int, in_order: Order, out_order: Order, *, shape: tuple[int, int] | None = None
-) -> NDArray[np.bool_]:
+def keep_mask(groups: int, in_order: Order, out_order: Order, *, shape: tuple[int, int] | None = None) -> NDArray[np.bool_]:
     """Return the (Cout, Cin) mask that holds exactly where output o and input i fall in the same group.
 
     Orders may be of some of the channels only: of how many in all, `shape` says. The others are in no group.
