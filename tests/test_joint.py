@@ -15,7 +15,7 @@ from onnx_gconv.errors import BudgetError
 from onnx_gconv.search import joint, network
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import SearchResult, search_exact
-from onnx_gconv.search.joint import JointResult, search_joint
+from onnx_gconv.search.joint import JointResult, search_joint, smallest_totals
 from onnx_gconv.search.menu import GroupCount, Menu, Product, Side, SpaceRow, Width
 from onnx_gconv.search.table import Option, Row, Table
 
@@ -151,6 +151,15 @@ def test_a_looser_budget_never_costs_more(menu: Menu, parts: list[float]) -> Non
         assert search_joint(menu, tight).cost >= search_joint(menu, loose).cost - HIGHS
 
 
+@settings(deadline=None, max_examples=50)
+@given(menus(), st.sampled_from([0, 1]))
+def test_the_smallest_totals_are_those_of_a_choice_and_none_has_less(menu: Menu, row: int) -> None:
+    totals = {menu.totals(*choice) for choice in all_choices(menu)}
+    smallest = smallest_totals(menu, row)
+    assert smallest in totals
+    assert smallest[row] == min(one[row] for one in totals)
+
+
 def nearly_tied(seed: int) -> Menu:
     """Spaces of about 1e10 MACs a channel: totals that differ by a few MACs, far below HiGHS's relative tolerance of 1e-6."""
     rng = np.random.default_rng(seed)
@@ -205,6 +214,14 @@ class Drawing:
             self.conv(one, other, taps, pixels)
         self.together.append(first.spaces + second.spaces)
 
+    def dense(self, atoms: Side, inner: int, growth: int, pixels: int) -> Side:
+        """A layer that reads all atoms; return them with the one it adds."""
+        middle, atom = self.space(inner, inner // 6, can_go=True), self.space(growth, growth // 6 or 1, can_go=True)
+        self.conv(atoms, middle, 1, pixels)
+        self.conv(middle, atom, 9, pixels)
+        self.together.append(middle.spaces + atom.spaces)
+        return Side(0, atoms.spaces + atom.spaces)
+
     @property
     def menu(self) -> Menu:
         return Menu(tuple(self.spaces), tuple(self.products), tuple(self.together), 1000, 10**6)
@@ -253,11 +270,7 @@ def densenet86(seed: int) -> Menu:
     drawing.conv(Side(3), atoms, 9, 1024)
     for stage, pixels in enumerate((1024, 256, 64)):
         for _ in range(14):
-            inner, atom = drawing.space(48, 8, can_go=True), drawing.space(12, 2, can_go=True)
-            drawing.conv(atoms, inner, 1, pixels)
-            drawing.conv(inner, atom, 9, pixels)
-            drawing.together.append(inner.spaces + atom.spaces)
-            atoms, full = Side(0, atoms.spaces + atom.spaces), full + 12
+            atoms, full = drawing.dense(atoms, 48, 12, pixels), full + 12
         if stage < 2:
             full //= 2
             narrow = drawing.space(full, full // 6)
@@ -265,6 +278,19 @@ def densenet86(seed: int) -> Menu:
             atoms = narrow
     drawing.products.append(Product(("fc",), atoms, Side(10), 1, 1))
     return drawing.menu
+
+
+def test_what_is_listed_is_what_the_solver_finds() -> None:
+    for seed in range(20):
+        drawing = Drawing(seed, 8)
+        atoms = drawing.space(16, 4)
+        for _ in range(5):
+            atoms = drawing.dense(atoms, 16, 4, 16)
+        budget = share_of(drawing.menu, 0.5)
+        listed = checked(drawing.menu, budget)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(joint, "MOST_PAIRS", 0)
+            assert listed.cost == pytest.approx(checked(drawing.menu, budget).cost, abs=HIGHS)
 
 
 REAL = [resnet56, resnet50, resnet164, densenet86]
