@@ -80,6 +80,38 @@ def test_a_pooled_branch_that_is_added_everywhere_mends_the_mean_of_what_it_is_a
     assert np.abs(gap).max() > 0.1
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        # The second Conv of a pair has one place, what it is added to many.
+        "p = GlobalAveragePool (x) a = Conv (p, w1, b1) r = Relu (a) c = Conv (r, w2, b2) s = Add (c, x) y = Relu (s)",
+        # What it is added to has one sample only, or one place.
+        "p = ReduceMean <axes = [0], keepdims = 1> (x) a = Conv (x, w1, b1) c = Conv (a, w2, b2) s = Add (c, p) y = Relu (s)",
+        "p = GlobalMaxPool (x) a = Conv (x, w1, b1) r = Relu (a) c = Conv (r, w2, b2) s = Add (p, c) y = Relu (s)",
+        # What it is added to has more axes.
+        "z = Unsqueeze (x, zero) a = Conv (x, w1, b1) r = Relu (a) c = Conv (r, w2, b2) s = Add (z, c) y = Relu (s)",
+    ],
+)
+def test_two_convs_are_fitted_together_whatever_the_second_is_added_to(body: str) -> None:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape)
+
+    tensors = {"w1": normal(4, 4, 1, 1), "b1": normal(4), "w2": normal(4, 4, 1, 1), "b2": normal(4)}
+    used = tensors | ({"zero": np.array([0])} if "zero" in body else {})
+    dense = from_text(f"m (float[N,4,6,6] x) => (float[N,C,H,W] y) {{ {body} }}", **used)
+    dense.graph.output[0].type.tensor_type.ClearField("shape")
+    refitted(dense, x=IMAGES)
+    plan = plan_of(grouped("a", 4, 4))
+    feeds = [{"x": part} for part in np.split(IMAGES, 4)]
+    errors = []
+    for has_pairs in (False, True):
+        found = recover(dense, plan, feeds, options=FitOptions(has_pairs=has_pairs)).model
+        errors.append(np.mean([distance(outputs(dense, batch)[0], outputs(found, batch)[0]) for batch in feeds]))
+    assert errors[1] < errors[0]
+
+
 def test_a_gemm_may_be_added_to_something_of_a_higher_rank(normal: Normal) -> None:
     text = "m (float[N,4] x, float[M,N,4] z) => (float[M,N,4] y) { c = Gemm (x, w, b) y = Add (c, z) }"
     refitted(from_text(text, w=normal(4, 4), b=normal(4)), x=ROWS, z=normal(2, 40, 4).astype(np.float32))

@@ -238,8 +238,8 @@ class _Fitter:
 
         # Of all batches some: samples may come class by class.
         found = self.work.pool.map(seen, batches, shared_out(scene.samples, len(batches)))
-        parts = in_parts([each for each in found if each is not None])
-        fitted = fit_pair(first, second, scene.windows, parts, self.work.pool)
+        some = [each for each in found if each is not None]
+        fitted = fit_pair(first, second, scene.windows, in_parts(some), self.work.pool) if some else None
         if fitted is None:
             return None
         self._keep(first.fit.tensors(fitted[0]))
