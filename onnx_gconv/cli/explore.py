@@ -18,10 +18,11 @@ each point (point-00.plan.json and so on), explore.json and a picture into DIR. 
 the same flags after an interruption, and it continues where it stopped.
 
   onnx-gconv explore model.onnx -o sweep --points 12
-  onnx-gconv apply model.onnx sweep/point-05.plan.json -o grouped.onnx
+  onnx-gconv apply model.onnx sweep/point-05.plan.json -o small.onnx
 
-With --calib, --eval or --finetune each point becomes a model, point-05.onnx, made as `compress` makes it, and the table and
-the picture show accuracy and which points another one beats. Points are independent: they run in --jobs processes here, or on
+With --calib, --eval or --finetune each point becomes a model, point-05.onnx, made as `compress` makes it: with --calib narrower and
+without branches that add little, else grouped, unless --forms says otherwise. The table and the picture show accuracy, which
+points another one beats, and which forms each budget has chosen. Points are independent: they run in --jobs processes here, or on
 a Ray cluster. A process that dies is replaced, and finished points are not made again.
 
   onnx-gconv explore model.onnx -o sweep --points 8 --calib images.npz --eval test.npz

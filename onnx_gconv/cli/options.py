@@ -225,7 +225,7 @@ def _add_solving(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--cost",
         choices=("log", "share", "sensitivity", "trial"),
-        help="what a search adds up over the layers: -log of the kept share (default), or the paper's 1 - kept; with "
+        help="what a search for groups adds up over the layers: -log of the kept share (default), or the paper's 1 - kept; with "
         "--calib also sensitivity, how far the outputs move when one layer alone is grouped and fitted, or trial, several of "
         "these, the one whose plan recovers best (default with --calib)",
     )

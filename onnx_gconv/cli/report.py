@@ -10,9 +10,10 @@ from onnx_gconv.files import make_folder, staged
 
 PAGES = (".html", ".htm")
 TEACH = """\
-Make one HTML page from what the other commands have written: sizes before and after, groups and kept share of each layer,
-importance matrices before and after the permutation, MACs and milliseconds, Gathers and why they remain, the curves of an
-exploration and of fine-tuning. The page is a single file and needs no network.
+Make one HTML page from what the other commands have written: sizes before and after, which forms the search chose along the
+depth, channels kept, groups and kept share of each layer, importance matrices before and after the permutation, MACs and
+milliseconds, Gathers and why they remain, the curves of an exploration and of fine-tuning. The page is a single file and needs no
+network.
 
   onnx-gconv report model.gconv.report.json -o page.html     that model, with the files of the same name beside it
   onnx-gconv report results/ -o page.html                    everything in the folder

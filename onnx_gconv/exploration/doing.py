@@ -1,4 +1,4 @@
-"""Making one point: plan within the budget, recover, group, verify, evaluate, fine-tune. The files are left in a folder."""
+"""Making one point: plan within the budget, recover, write, verify, evaluate, fine-tune. The files are left in a folder."""
 
 import json
 import os

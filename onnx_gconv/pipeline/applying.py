@@ -50,7 +50,7 @@ def mask(
 ) -> Rewritten:
     """Return the dense model with the weights that the plan drops at zero and every name kept: for training anywhere.
 
-    The grouped model is made and compared with it as well, so that what is trained can be grouped afterwards.
+    The compressed model is made and compared with it as well, so that the plan can be carried out on what was trained.
     """
     decided, original = plan_of(plan), open_original(model, input_shape)
     matched = match(original.model, decided, shapes=original.network.shapes)
@@ -71,7 +71,7 @@ def apply(
     listener: Listener = SILENT,
     **wishes: Unpack[ApplyWishes],
 ) -> Rewritten:
-    """Return the model grouped as the plan says; `model` is the original, the masked one, or one that was tuned masked.
+    """Return the model with the plan carried out; `model` is the original, the masked one, or one that was tuned masked.
 
     `dropped` says how much weight that took away: exactly 0 for a masked model. A model that is not the original and would
     lose weight all the same was tuned without its masks held; it is refused unless `allow_drop`. With `calib` the weights that

@@ -1,4 +1,4 @@
-"""A plan carried out with its check: the masked and the grouped model, verified to be one function."""
+"""A plan carried out with its check: the masked and the written model, verified to be one function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def rewrite(
     dropped: float | None = None,
     recovery: Recovery | None = None,
 ) -> Rewritten:
-    """Return the grouped model, after a run of it and of the masked one, and ONNX's checker, have found it right.
+    """Return the compressed model, after a run of it and of the masked one, and ONNX's checker, have found it right.
 
     `model` is the original, or has its graph and other weights.
     """
@@ -99,13 +99,13 @@ def _verified(
     *,
     seed: int,
 ) -> Verification:
-    """Return the outcome. The grouped model is made when the masked one has run and is gone: memory is dear."""
+    """Return the outcome. The compressed model is made when the masked one has run and is gone: memory is dear."""
     tolerance = default_tolerance(original.model)
     try:
         found = verify(masked, grouped, tolerance=tolerance, seed=seed, shapes=original.given_shapes, inner=inner)
         if not found.passed:
             raise VerifyError(
-                f"the grouped model differs from the masked one by {found.max_rel_error:.1e} of the largest value, over "
+                f"the compressed model differs from the masked one by {found.max_rel_error:.1e} of the largest value, over "
                 f"the limit of {found.tolerance:.0e}; nothing was written.",
                 hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it",
             )
