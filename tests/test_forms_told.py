@@ -8,7 +8,7 @@ import onnx
 import pytest
 from random_cnn import RandomCnn
 from tiny import gconv, residual_net, save
-from widths import Odds, done, random_plan, subject
+from widths import Odds, done, graph, random_plan, subject
 
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
@@ -149,3 +149,15 @@ def test_numbers_and_nouns_agree() -> None:
     verbs = ("narrowed", "dropped", "grouped")
     assert each_with(verbs, spaces=2, branches=2, layers=1) == "2 spaces narrowed, 2 branches dropped, 1 Conv grouped"
     assert each_with(verbs, spaces=0, branches=0, layers=0) == "no Conv grouped"
+
+
+def test_widths_are_found_though_no_conv_can_be_grouped() -> None:
+    body = "a = Conv <pads = [1, 1, 1, 1]> (x, w_7_4_3_3) r = Relu (a) y = Conv (r, w_5_7_1_1)"
+    save(graph(body, result="float[1,5,6,6] y"), Path("odd.onnx"))
+    np.savez("odd.npz", x=np.random.default_rng(0).standard_normal((120, 4, 6, 6)).astype(np.float32))
+    run("plan", "odd.onnx", "--max-macs", "70%", "--calib", "odd.npz", "--forms", "all", "-o", "plan.json")
+    assert [space["name"] for space in read_json("plan.json")["spaces"]] == ["a"]
+    run("explore", "odd.onnx", "-o", "sweep", "--points", "2", "--calib", "odd.npz", "--forms", "all")
+    refused = gconv("plan", "odd.onnx", "--max-macs", "70%", "--calib", "odd.npz", "--forms", "group", "-o", "plan.json")
+    assert refused.code == 1
+    assert "none of the model's 2 Convs can be grouped" in refused.err

@@ -14,7 +14,7 @@ from onnx_gconv.pipeline.choosing import option_table
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planned import Solved
-from onnx_gconv.pipeline.planning import decide_candidates, nothing_grouped, solve, wanted_numbers, with_forms
+from onnx_gconv.pipeline.planning import decide_candidates, solve, some_grouped, wanted_numbers, with_forms
 from onnx_gconv.pipeline.settings import GathersName, Settings
 from onnx_gconv.pipeline.solving import Groupings, Problem, Solutions, problems, solve_each
 from onnx_gconv.pipeline.trial import Guide
@@ -75,10 +75,10 @@ def solve_resumable(job: Job, folder: Path, guide: Guide | None) -> Solved:
         # Shared partitions are one joint problem: nothing to store.
         return _solve_layers(job, folder) if gathers == "free" else solve(job, gathers, None)
     assert guide is not None, "the settings refuse such forms without data"
-    if "group" not in forms:
-        _open_solutions(job, folder)
-        return with_forms(job, nothing_grouped(job), guide)
-    return with_forms(job, _solve_layers(job, folder), guide) if gathers == "free" else solve(job, gathers, guide)
+    if "group" in forms and gathers != "free":
+        return solve(job, gathers, guide)
+    _open_solutions(job, folder)  # also without layers to solve: a folder of another exploration is refused
+    return with_forms(job, some_grouped(job, lambda: _solve_layers(job, folder)), guide)
 
 
 def gathers_of(settings: Settings) -> GathersName:

@@ -1,6 +1,6 @@
 """From a model to a plan: solve every layer, search the numbers of groups, write down the decision."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -81,7 +81,18 @@ def solve(job: Job, gathers: GathersName, guide: Guide | None) -> Solved:
     """Return the model solved: for the groups of a rule, or for all that a search may choose."""
     if guide is None or job.settings.form_names == ("group",):
         return _solve_groups(job, gathers)
-    return with_forms(job, _solve_groups(job, gathers) if "group" in job.settings.form_names else nothing_grouped(job), guide)
+    return with_forms(job, some_grouped(job, lambda: _solve_groups(job, gathers)), guide)
+
+
+def some_grouped(job: Job, solved: Callable[[], Solved]) -> Solved:
+    """Return the model solved for groups if they are among the forms; beside others it is no error that no Conv can be grouped."""
+    if "group" not in job.settings.form_names:
+        return nothing_grouped(job)
+    try:
+        return solved()
+    except ModelError as error:
+        job.listener.detail(f"without groups: {error}")
+        return nothing_grouped(job)
 
 
 def with_forms(job: Job, solved: Solved, guide: Guide) -> Solved:
