@@ -10,6 +10,7 @@ from random_cnn import RandomCnn
 from tiny import from_text, gconv, get_tensor, residual_net, save
 from widths import Done, Odds, Subject, plan_of, random_plan, subject
 
+from onnx_gconv.errors import DataError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.plans import Plan, PlannedSpace, read_plan
 from onnx_gconv.recover.fitting import FitOptions, FittedModel, fit_layers
@@ -236,3 +237,125 @@ def test_apply_keeps_what_the_plan_keeps(folder: Path) -> None:
     matched = match(residual_net(), plan)
     expected = fitted_to(residual_net(), matched, [{"image": part} for part in np.split(np.load("calib.npz")["image"], [50])])
     np.testing.assert_allclose(last, get_tensor(expected.model, "w2")[:, [0, 3, 7]], atol=1e-5)
+
+
+# --- data and models that are hard ----------------------------------------------------------------------------------------
+
+
+def narrow_net(normal: Normal, *, rank: int = 2, dtype: type = np.float32, **tensors: np.ndarray) -> onnx.ModelProto:
+    """Return a block around an Add whose inner space has 8 channels, with normalizations."""
+    kind, axes, pads = {np.float32: "float", np.float16: "float16"}[dtype], ",".join("5" * rank), ",".join("1" * 2 * rank)
+    made = {"w1": normal(8, 4, *[3] * rank) / 4, "w2": normal(4, 8, *[3] * rank) / 6}
+    for number, channels in (("1", 8), ("2", 4)):
+        made |= {f"gamma{number}": 1 + 0.1 * normal(channels), f"var{number}": 0.5 + np.square(normal(channels))}
+        made |= {f"beta{number}": normal(channels) / 4, f"mean{number}": normal(channels) / 4}
+    return from_text(
+        f"""m ({kind}[N,4,{axes}] x) => ({kind}[N,4,{axes}] y) {{ a = Conv <pads = [{pads}]> (x, w1)
+        n = BatchNormalization (a, gamma1, beta1, mean1, var1) r = Relu (n) b = Conv <pads = [{pads}]> (r, w2)
+        c = BatchNormalization (b, gamma2, beta2, mean2, var2) s = Add (c, x) y = Relu (s) }}""",
+        **{name: value.astype(dtype) for name, value in (made | tensors).items()},
+    )
+
+
+HALF = plan_of(spaces=(PlannedSpace("a", 8, (0, 1, 2, 3)),))
+
+
+def recovered(dense: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], plan: Plan = HALF) -> tuple[FittedModel, float, float]:
+    """Return the model fitted with other channels chosen, and its error on the first batch beside that of the masked model."""
+    matched = match(dense, plan)
+    found = fitted_to(dense, matched, feeds, is_choosing=True)
+    assert mask(found.model, found.matched).SerializeToString() == found.model.SerializeToString()
+    (wanted,), *ends = (outputs(model, feeds[0]) for model in (dense, mask(dense, found.matched), found.model))
+    before, after = (float(np.linalg.norm(wanted.astype(np.float64) - end)) for (end,) in ends)
+    assert np.isfinite([before, after]).all()
+    return found, before, after
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_convs_of_any_rank_and_precision_are_narrowed(rank: int, dtype: type, normal: Normal) -> None:
+    feeds = [{"x": normal(16, 4, *[5] * rank).astype(dtype)} for _ in range(6)]
+    found, before, after = recovered(narrow_net(normal, rank=rank, dtype=dtype), feeds)
+    assert after < 0.8 * before
+    assert {get_tensor(found.model, name).dtype for name in ("w1", "w2", "mean1", "mean2")} == {np.dtype(dtype)}
+
+
+def test_inputs_that_are_all_zero_change_nothing_that_can_be_seen(normal: Normal) -> None:
+    feeds = [{"x": np.zeros((8, 4, 5, 5), np.float32)} for _ in range(3)]
+    _, before, after = recovered(narrow_net(normal), feeds)
+    assert after <= before + 1e-3
+
+
+def test_channels_that_never_pass_the_activation_go_first(normal: Normal) -> None:
+    dead = [0, 3, 5, 6]
+    beta = normal(8) / 4
+    beta[dead] = -100
+    feeds = batches(16, 4, 5, 5, name="x", count=6)
+    dense = narrow_net(normal, beta1=beta)
+    found, before, after = recovered(dense, feeds)
+    assert found.matched.spaces[0].keep.tolist() == [1, 2, 4, 7]
+    assert after < 1e-3 * np.linalg.norm(outputs(dense, feeds[0])[0])
+    assert before < 1e-3 * np.linalg.norm(outputs(dense, feeds[0])[0])
+
+
+def test_where_all_channels_are_dead_the_branch_is_its_constant(normal: Normal) -> None:
+    feeds = batches(16, 4, 5, 5, name="x", count=4)
+    _, before, after = recovered(narrow_net(normal, beta1=np.full(8, -100.0)), feeds)
+    assert max(before, after) < 1e-2
+
+
+@pytest.mark.parametrize("off", [[2], [0, 1, 2, 3, 4, 5], list(range(8))])
+def test_channels_that_a_normalization_switches_off_are_worth_only_their_constant(off: list[int], normal: Normal) -> None:
+    gamma = 1 + 0.1 * normal(8)
+    gamma[off] = 0.0
+    feeds = batches(16, 4, 5, 5, name="x", count=6)
+    dense = narrow_net(normal, gamma1=gamma)
+    found, before, after = recovered(dense, feeds)
+    assert after <= before + 1e-3
+    live = [channel for channel in range(8) if channel not in off]
+    if len(live) <= 4:
+        assert {*live} <= {*found.matched.spaces[0].keep.tolist()}
+
+
+def test_a_branch_that_is_constant_is_left_so(normal: Normal) -> None:
+    feeds = batches(16, 4, 5, 5, name="x", count=4)
+    _, before, after = recovered(narrow_net(normal, w2=np.zeros((4, 8, 3, 3))), feeds)
+    assert max(before, after) < 1e-2
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3])
+def test_a_few_samples_are_enough_to_go_on(samples: int, normal: Normal) -> None:
+    _, before, after = recovered(narrow_net(normal), [{"x": normal(1, 4, 5, 5).astype(np.float32)} for _ in range(samples)])
+    assert after < before
+    recovered(narrow_net(normal), [{"x": normal(samples, 4, 5, 5).astype(np.float32)}])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_samples_with_impossible_numbers_are_refused(value: float, normal: Normal) -> None:
+    feeds = batches(16, 4, 5, 5, name="x", count=4)
+    feeds[2]["x"][3, 2, 1, 0] = value
+    with pytest.raises(DataError, match=r"'a'|'b'"):
+        recovered(narrow_net(normal), feeds)
+
+
+def test_damping_is_what_suits_the_channels_that_stay(normal: Normal) -> None:
+    """With all channels the dense weights are perfect, and the more they are held fast the better; with some they are far off."""
+    dense = block(normal)
+    matched = match(dense, plan_of(spaces=(PlannedSpace("first", 8, (1, 4)),)))
+    errors = []
+    for is_choosing in (True, False):
+        found = fitted_to(dense, matched, batches(20, 8, 6, 6, name="x", count=6), is_choosing=is_choosing, has_pairs=False)
+        errors.append(next(layer.after for layer in found.layers if layer.name == "last"))
+    assert errors[0] <= 1.01 * errors[1]
+
+
+def test_copies_of_one_channel_are_told_apart_by_their_order(normal: Normal) -> None:
+    """Gram matrices of rank 1: nothing decides but that one of them stays."""
+    one = np.tile(normal(1, 4, 3, 3), (8, 1, 1, 1)) / 4
+    same = {f"{name}1": np.full(8, value) for name, value in (("gamma", 1.0), ("var", 1.0), ("beta", 0.5), ("mean", 0.1))}
+    feeds = batches(16, 4, 5, 5, name="x", count=4)
+    plan = plan_of(spaces=(PlannedSpace("a", 8, (4,)),))
+    dense = narrow_net(normal, w1=one, **same)
+    found, before, after = recovered(dense, feeds, plan)
+    assert len(found.matched.spaces[0].keep) == 1
+    assert after < 0.01 * before

@@ -16,7 +16,7 @@ from onnx_gconv.recover.elimination import Elimination, Reader, eliminate
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.fitting import FitOptions, half_moments, site_reads, site_rows
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.normal import Doubles, add_up, damped_gram
+from onnx_gconv.recover.normal import Doubles, add_up, damped_gram, scarcity_damping
 from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
@@ -28,7 +28,6 @@ from onnx_gconv.runtime import Feeds
 # than a fit does.
 POSITIONS_AN_INPUT = 5
 LEAST_POSITIONS = 8_000
-SCARCITY = 0.1  # the damping where there are as many inputs as positions
 
 
 def eliminations(
@@ -101,9 +100,8 @@ def _look(fit: Fit, ahead: Walk, walk: Walk, work: Work, options: FitOptions) ->
     # A target before the normalization is scaled by it as the weights are; a sum behind it is what it is.
     variance = _variance(spreads) if site.shortcut else _variance(spreads) * np.square(fit.tail[0])
     deviation = float(np.sqrt(variance.sum())) or 1.0
-    # Few positions make any channel look as if others could make up for it: the fewer there are for each input, the more damping.
-    scarcity = SCARCITY * (fit.unknowns / total.count) ** 2
-    gram = damped_gram(total, max(options.damping, scarcity), has_intercept=site.has_intercept)[0]
+    damping = scarcity_damping(fit.unknowns, total.count, least=options.damping)
+    gram = damped_gram(total, damping, has_intercept=site.has_intercept)[0]
     return _Seen(site, gram, fit.before.weight[0] * scale / deviation)
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from operator import sub
 
 import numpy as np
 import onnx
@@ -26,6 +27,7 @@ from onnx_gconv.recover.normal import (
     damping_between,
     residual,
     retarget,
+    scarcity_damping,
     solve,
     sums,
     target_sums,
@@ -186,11 +188,14 @@ class _Fitter:
         targets, inputs = self.ahead.next_stop(), self.behind.next_stop()
         rows = site_rows(fit, targets, inputs, self.behind.stops, self.work, self.options)
         halves = half_moments(fit, rows)
+        if site.name in self.chosen:
+            whole = add_up(halves)  # in the first half: they are large
+            fit, columns = self._choose(fit, whole)
+            others = [half.of_inputs(columns) for half in halves[1:]]
+            rows, halves = rows.of_inputs(columns), (reduce(sub, others, whole.of_inputs(columns)), *others)
+        # With the channels that stay: with all of them, the weights are right as they are, and no damping would be too much.
         damping = chosen_damping(fit, halves, self.options)
         total = add_up(halves)
-        if site.name in self.chosen:
-            fit, columns = self._choose(fit, total, damping)
-            total, rows = total.of_inputs(columns), rows.of_inputs(columns)
         new = solve(total, fit.before, damping=damping, has_intercept=site.has_intercept)
         self.errors.append(_error(site, total, fit, new))
         together = None
@@ -207,9 +212,10 @@ class _Fitter:
             self._leading[site.name] = Half(fit, new, total)
         self._keep(fit.tensors(new))
 
-    def _choose(self, fit: Fit, total: Sums, damping: float) -> tuple[Fit, Order]:
+    def _choose(self, fit: Fit, total: Sums) -> tuple[Fit, Order]:
         """Return the fit of the channels that stay, as many as the plan says, and their columns."""
         each, site = self.chosen[fit.site.name], fit.site
+        damping = scarcity_damping(fit.unknowns, total.count, least=self.options.damping)
         best = solve(total, fit.before, damping=damping, has_intercept=site.has_intercept)
         rows = np.arange(fit.unknowns).reshape(each.space.channels, -1)
         scale = fit.tail[0][site.outputs[0]]

@@ -12,6 +12,7 @@ Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 ROUNDING = 1e-10  # what float64 sums may be off by, relative, with room
 DAMPING_STEPS = 6
+SCARCITY = 0.1  # the damping of an elimination where there are as many inputs as positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +81,11 @@ class Sums:
                 getattr(self, name).__iadd__(getattr(other, name))
         return self
 
+    def __sub__(self, other: "Sums") -> "Sums":
+        """Return the moments of the positions that the other one, a part of it, does not have."""
+        each = (getattr(self, name) - getattr(other, name) for name in ("u", "t", "uu", "ut", "tt"))
+        return Sums(self.count - other.count, *each)
+
     def of_inputs(self, columns: NDArray[np.int64]) -> "Sums":
         """Return the moments of some of the inputs, the same of each block."""
         square = self.uu[:, columns[:, None], columns[None, :]]
@@ -87,7 +93,7 @@ class Sums:
 
 
 def add_up(parts: Iterable[Sums]) -> Sums:
-    """Return the sum, added in the order given: the same bits whatever thread made a part."""
+    """Return the sum, in place of the first; added in the order given: the same bits whatever thread made a part."""
     each = iter(parts)
     total = next(each)
     for part in each:
@@ -186,6 +192,14 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
         return Coefficients(weight, prior.intercept)
     means = total.u / total.count, total.t / total.count
     return Coefficients(weight, means[1] - np.einsum("bi,bio->bo", means[0], weight))
+
+
+def scarcity_damping(inputs: int, positions: int, *, least: float) -> float:
+    """Return the damping of second moments that channels are eliminated by.
+
+    Few positions make any channel look as if others could make up for it: the fewer there are for each input, the more damping.
+    """
+    return max(least, SCARCITY * (inputs / positions) ** 2)
 
 
 def damped_gram(total: Sums, damping: float, *, has_intercept: bool) -> Doubles:
