@@ -338,19 +338,11 @@ def test_samples_with_impossible_numbers_are_refused(value: float, normal: Norma
         recovered(narrow_net(normal), feeds)
 
 
-def test_damping_is_what_suits_the_channels_that_stay(normal: Normal) -> None:
-    """With all channels the dense weights are perfect, and the more they are held fast the better; with some they are far off."""
-    dense = block(normal)
-    matched = match(dense, plan_of(spaces=(PlannedSpace("first", 8, (1, 4)),)))
-    errors = []
-    for is_choosing in (True, False):
-        found = fitted_to(dense, matched, batches(20, 8, 6, 6, name="x", count=6), is_choosing=is_choosing, has_pairs=False)
-        errors.append(next(layer.after for layer in found.layers if layer.name == "last"))
-    assert errors[0] <= 1.01 * errors[1]
-
-
 def test_copies_of_one_channel_are_told_apart_by_their_order(normal: Normal) -> None:
-    """Gram matrices of rank 1: nothing decides but that one of them stays."""
+    """Gram matrices of rank 1: nothing decides but that one of them stays.
+
+    It has to do the work of eight: damping that suited the weights of all would keep its own as they were.
+    """
     one = np.tile(normal(1, 4, 3, 3), (8, 1, 1, 1)) / 4
     same = {f"{name}1": np.full(8, value) for name, value in (("gamma", 1.0), ("var", 1.0), ("beta", 0.5), ("mean", 0.1))}
     feeds = batches(16, 4, 5, 5, name="x", count=4)
