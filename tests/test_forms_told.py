@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from random_cnn import RandomCnn
-from tiny import gconv, residual_net, save
+from tiny import conv_net, gconv, residual_net, save
 from widths import Odds, done, graph, random_plan, subject
 
 from onnx_gconv.model.network import read
@@ -161,3 +161,12 @@ def test_widths_are_found_though_no_conv_can_be_grouped() -> None:
     refused = gconv("plan", "odd.onnx", "--max-macs", "70%", "--calib", "odd.npz", "--forms", "group", "-o", "plan.json")
     assert refused.code == 1
     assert "none of the model's 2 Convs can be grouped" in refused.err
+
+
+def test_a_budget_that_only_groups_can_meet_is_met_by_all_forms() -> None:
+    save(conv_net(), Path("net.onnx"))
+    np.savez("calib.npz", image=np.random.default_rng(0).standard_normal((120, 3, 8, 8)).astype(np.float32))
+    flags = ("net.onnx", "--max-macs", "9%", *CALIB, "-o", "plan.json")
+    assert "the budget cannot be met" in gconv("plan", *flags, "--forms", "width,drop").err
+    run("plan", *flags, "--forms", "all")
+    assert read_json("plan.json")["layers"]

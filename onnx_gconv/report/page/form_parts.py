@@ -33,7 +33,7 @@ def form_parts(run: Run, depth: Sequence[DepthLayer], *, whole: bool) -> Iterato
     for layer in depth:
         saved.update(layer.saved)
     if any(saved.values()):
-        which = "Every Conv" if whole else "The Convs that were changed"
+        which = "Every Conv that could be grouped or was changed" if whole else "The Convs that were changed"
         gone = "; × marks those of dropped branches" if saved["drop"] else ""
         shares = [f"{SAVED_BY[form]} {short(macs)}" for form in SAVED_BY if (macs := saved[form])]
         yield element("h3", text("Forms along the depth"))
