@@ -133,6 +133,6 @@ def refusal(menu: Menu, budget: Budget, smallest: tuple[int, int]) -> BudgetErro
     ranges = "; ".join(f"{option} from {amount:,} ({part})" for option, amount, _, part in limited)
     return BudgetError(
         f"the budget cannot be met: you asked for {asked}, but even the smallest model has {still}.",
-        hint=f"feasible: {ranges} up to 100%; to go lower, exclude fewer layers, lower --min-group-channels or use "
-        "--target generic",
+        hint=f"feasible: {ranges} up to 100%; to go lower, exclude fewer layers, use --forms all, a smaller --width-step "
+        "or --target generic",
     )
