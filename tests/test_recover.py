@@ -172,7 +172,7 @@ def test_a_residual_block_is_fitted_as_least_squares_by_hand_does_it(
     *, is_corrected: bool, damping: float, relaxations: int
 ) -> None:
     dense = residual_net()
-    options = FitOptions(damping=damping, relaxations=relaxations, is_validated=False, has_pairs=False)
+    options = FitOptions(damping=damping, relaxations=relaxations, is_validated=False, has_chains=False)
     sites = masked_sites(mask(dense, match(dense, RESIDUAL_PLAN)), match(dense, RESIDUAL_PLAN))
     found = recover(
         dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, sites=sites if is_corrected else uncorrected(sites), options=options
@@ -232,7 +232,7 @@ def test_relaxing_makes_the_loss_that_bounds_the_error_behind_the_activation_sma
 
 def test_errors_of_layers_are_those_of_their_own_least_squares() -> None:
     """`before` is the share of the target's variance that masked weights leave, `after` what the fitted ones do."""
-    dense, feeds, options = residual_net(), image_of(RESIDUAL_FEEDS), FitOptions(relaxations=0, has_pairs=False)
+    dense, feeds, options = residual_net(), image_of(RESIDUAL_FEEDS), FitOptions(relaxations=0, has_chains=False)
     found = recover(dense, RESIDUAL_PLAN, RESIDUAL_FEEDS, options=options)
     wanted, stem = (values.astype(np.float64) for values in outputs(dense, feeds, "total", "stem"))
 

@@ -106,8 +106,8 @@ def test_two_convs_are_fitted_together_whatever_the_second_is_added_to(body: str
     plan = plan_of(grouped("a", 4, 4))
     feeds = [{"x": part} for part in np.split(IMAGES, 4)]
     errors = []
-    for has_pairs in (False, True):
-        found = recover(dense, plan, feeds, options=FitOptions(has_pairs=has_pairs)).model
+    for has_chains in (False, True):
+        found = recover(dense, plan, feeds, options=FitOptions(has_chains=has_chains)).model
         errors.append(np.mean([distance(outputs(dense, batch)[0], outputs(found, batch)[0]) for batch in feeds]))
     assert errors[1] < errors[0]
 

@@ -290,9 +290,9 @@ def test_a_reconstruction_runs_no_node_twice_in_either_model(monkeypatch: pytest
     assert found == both | {"c": 1.0, "s": 1.0}
 
 
-@pytest.mark.parametrize(("has_pairs", "again"), [(True, 1.0), (False, 0.0)])
+@pytest.mark.parametrize(("has_chains", "again"), [(True, 1.0), (False, 0.0)])
 def test_only_what_lies_between_two_convs_that_are_fitted_together_is_run_again(
-    again: float, monkeypatch: pytest.MonkeyPatch, *, has_pairs: bool
+    again: float, monkeypatch: pytest.MonkeyPatch, *, has_chains: bool
 ) -> None:
     executions = Executions(monkeypatch)
     body = "a = Conv (x, w1, b1) r = Relu (a) b = Conv (r, w2, b2) s = Relu (b) d = Sigmoid (s) y = Conv (d, w3, b3)"
@@ -300,7 +300,7 @@ def test_only_what_lies_between_two_convs_that_are_fitted_together_is_run_again(
     # Of a model with nothing masked there would be nothing to improve, and the weights would stay as they were.
     other = net(body, w1=np.ones((4, 4, 1, 1)) / 4, w2=np.eye(4)[:, :, None, None])
     sites = find_sites(Flow(other), Constants(other), Matched())
-    fit_sites(model, other, sites, feeds, options=FitOptions(has_pairs=has_pairs), progress=lambda *_: None)
+    fit_sites(model, other, sites, feeds, options=FitOptions(has_chains=has_chains), progress=lambda *_: None)
     found = {name: executions.count[name] / 2 for name in "arbsdy"}
     # y, the two Convs of a pair run by themselves, and the pair's transposed Conv have that name, too.
     assert found | {"y": 1.0} == {"a": 2 + again, "r": 2 + again, "b": 2.0, "s": 2.0, "d": 2.0, "y": 1.0}
@@ -333,7 +333,7 @@ def test_a_walk_gives_what_the_whole_model_gives() -> None:
 def test_only_tensors_that_will_be_read_are_kept(monkeypatch: pytest.MonkeyPatch, normal: Normal) -> None:
     """In a chain, a walk needs the tensor that it has reached and the one that it comes from: two for each model.
 
-    Where two Convs are fitted together, what the first reads is kept until the second is fitted, which makes no more of them.
+    Where three Convs are fitted together, what the first reads is kept until the third is fitted: one more.
     """
     held: dict[tuple[int, str, int], int] = {}
     peaks = []
@@ -356,7 +356,7 @@ def test_only_tensors_that_will_be_read_are_kept(monkeypatch: pytest.MonkeyPatch
     tensors = {f"k{i}": normal(4, 4, 1, 1) / 4 for i in range(depth)} | {f"h{i}": normal(4) for i in range(depth)}
     model = net(" ".join(convs), outputs=f"float[N,C,H,W] r{depth - 1}", **tensors)
     refit(model, [{"x": IMAGES}, {"x": IMAGES + 1}])
-    assert 2 * 2 * IMAGES.nbytes <= max(peaks) <= 4 * 2 * IMAGES.nbytes
+    assert 2 * 2 * IMAGES.nbytes <= max(peaks) <= 5 * 2 * IMAGES.nbytes
 
 
 def test_the_strength_of_an_input_is_the_root_of_its_mean_square() -> None:

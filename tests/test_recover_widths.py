@@ -114,11 +114,11 @@ def block(normal: Normal) -> onnx.ModelProto:
 FEEDS = batches(20, 8, 6, 6, name="x")
 
 
-@pytest.mark.parametrize("has_pairs", [True, False])
-def test_the_channels_that_matter_are_chosen_whatever_the_plan_keeps(normal: Normal, *, has_pairs: bool) -> None:
+@pytest.mark.parametrize("has_chains", [True, False])
+def test_the_channels_that_matter_are_chosen_whatever_the_plan_keeps(normal: Normal, *, has_chains: bool) -> None:
     dense = block(normal)
     matched = match(dense, plan_of(spaces=(PlannedSpace("first", 8, (0, 2, 3)),)))
-    chosen, given = (fitted_to(dense, matched, FEEDS, is_choosing=flag, has_pairs=has_pairs) for flag in (True, False))
+    chosen, given = (fitted_to(dense, matched, FEEDS, is_choosing=flag, has_chains=has_chains) for flag in (True, False))
     assert chosen.matched.spaces[0].keep.tolist() == [1, 4, 6]
     assert given.matched.spaces[0].keep.tolist() == [0, 2, 3]
     weight = get_tensor(chosen.model, "w2")

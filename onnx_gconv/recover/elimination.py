@@ -73,6 +73,13 @@ def eliminate(readers: Sequence[Reader], *, least: int = 0) -> Elimination:
     return Elimination(np.array([*order, *names[left].tolist()], dtype=np.int64), np.array(errors))
 
 
+def without_others(gram: Doubles, weight: Doubles, rows: Channels) -> Doubles:
+    """Return the weights of these rows that make up for all the others as far as the second moments allow."""
+    others = np.setdiff1d(np.arange(len(gram)), rows)
+    moved = scipy.linalg.cho_solve((_factor(gram[np.ix_(rows, rows)]), True), gram[np.ix_(rows, others)] @ weight[others])
+    return np.asarray(weight[rows] + moved)
+
+
 def _remove_cheapest(states: Sequence["_State"], count: int) -> tuple[list[int], list[float]]:
     """Remove so many channels, the cheapest each time, and return which and what each has cost."""
     gone: list[int] = []

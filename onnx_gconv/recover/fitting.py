@@ -13,10 +13,11 @@ from onnx_gconv.errors import DataError
 from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
-from onnx_gconv.recover.elimination import Reader, eliminate
+from onnx_gconv.recover.chain import Scene, find_chains, fit_chain, in_parts, linked, shared_out
+from onnx_gconv.recover.elimination import Reader, eliminate, without_others
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.newton import Half, Seen
+from onnx_gconv.recover.newton import Link, Seen
 from onnx_gconv.recover.normal import (
     Coefficients,
     Doubles,
@@ -33,7 +34,6 @@ from onnx_gconv.recover.normal import (
     target_sums,
     variance,
 )
-from onnx_gconv.recover.pair import Scene, find_pairs, fit_pair, in_parts, of_outputs, shared_out
 from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import MEMORY_BYTES, ActivationStore
 from onnx_gconv.recover.walk import Arrays, Stop, Walk, put_inputs
@@ -59,7 +59,7 @@ class FitOptions:
     positions_a_weight: int = POSITIONS_A_WEIGHT
     least_positions: int = LEAST_POSITIONS
     relaxations: int = RELAXATIONS
-    has_pairs: bool = True  # whether two Convs in a row are fitted together as well
+    has_chains: bool = True  # whether Convs in a row are fitted together as well
     is_choosing: bool = False  # whether the channels that stay are chosen anew, as many as the plan says
     seed: int = 0
     jobs: int = 1
@@ -127,7 +127,7 @@ def fit_sites(
     Targets come from the dense model, inputs from the compressed one as fitted so far; no node of either is run twice.
     """
     flows = Flow(dense), Flow(masked)
-    pairs = find_pairs(flows[1], sites) if options.has_pairs else {}
+    chains = find_chains(flows[1], sites) if options.has_chains else {}
     stored = int(options.memory_share * MEMORY_BYTES)
     with (
         ActivationStore(stored) as dense_store,
@@ -135,10 +135,10 @@ def fit_sites(
         ThreadPoolExecutor(options.jobs) as pool,
     ):
         work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)), options.memory_share)
-        reads = [site_reads(site) | ({pairs[site.name].source} if site.name in pairs else set()) for site in sites]
+        reads = [site_reads(site) | ({chains[site.name][0].source} if site.name in chains else set()) for site in sites]
         ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
         behind = Walk(flows[1], compressed_store, later=reads)
-        fitter = _Fitter(options, work, ahead, behind, Constants(masked), Constants(dense), chosen or {}, pairs)
+        fitter = _Fitter(options, work, ahead, behind, Constants(masked), Constants(dense), chosen or {}, chains)
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
             fitter.fit(site)
@@ -176,11 +176,11 @@ class _Fitter:
     constants: Constants
     dense_constants: Constants
     chosen: Mapping[str, MatchedSpace]  # by the reader that chooses
-    pairs: Mapping[str, Site]  # the first of two, by the second
+    chains: dict[str, tuple[Site, ...]]  # those still to come: the Convs before a site that are fitted with it, by its name
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     keeps: dict[str, Order] = field(default_factory=dict)
     errors: list[LayerError] = field(default_factory=list)
-    _leading: dict[str, Half] = field(default_factory=dict)  # the first of pairs whose second is still to come
+    _links: dict[str, Link] = field(default_factory=dict)  # those of chains that are still to be fitted, by their names
 
     def fit(self, site: Site) -> None:
         """Fit one site, and let the walk go on with its weights."""
@@ -188,50 +188,56 @@ class _Fitter:
         targets, inputs = self.ahead.next_stop(), self.behind.next_stop()
         rows = site_rows(fit, targets, inputs, self.behind.stops, self.work, self.options)
         halves = half_moments(fit, rows)
+        prior = fit.before
         if site.name in self.chosen:
             whole = add_up(halves)  # in the first half: they are large
-            fit, columns = self._choose(fit, whole)
+            fit, columns, prior = self._choose(fit, whole)
             others = [half.of_inputs(columns) for half in halves[1:]]
             rows, halves = rows.of_inputs(columns), (reduce(sub, others, whole.of_inputs(columns)), *others)
         # With the channels that stay: with all of them, the weights are right as they are, and no damping would be too much.
-        damping = chosen_damping(fit, halves, self.options)
+        damping = chosen_damping(prior, halves, self.options, has_intercept=site.has_intercept)
         total = add_up(halves)
-        new = solve(total, fit.before, damping=damping, has_intercept=site.has_intercept)
+        new = solve(total, prior, damping=damping, has_intercept=site.has_intercept)
         self.errors.append(_error(site, total, fit, new))
         together = None
-        if site.name in self.pairs:
-            rows.forget()  # the pair has patches of its own to hold
-            together = self._fit_pair(Half(fit, new, total), targets, inputs)
+        if site.name in self.chains:
+            rows.forget()  # the chain has patches of its own to hold
+            together = self._fit_chain(Link(fit, new, total), targets, inputs)
         if together is not None:
             new = together
         elif site.clamp is not None:
             for _ in range(self.options.relaxations):
                 relaxed = rows.map(partial(_relaxed_sums, fit, new))
-                new = solve(retarget(total, relaxed), fit.before, damping=damping, has_intercept=site.has_intercept)
-        if any(site is first for first in self.pairs.values()):
-            self._leading[site.name] = Half(fit, new, total)
+                new = solve(retarget(total, relaxed), prior, damping=damping, has_intercept=site.has_intercept)
+        if self._is_to_come(site.name):
+            self._links[site.name] = Link(fit, new, total)
         self._keep(fit.tensors(new))
 
-    def _choose(self, fit: Fit, total: Sums) -> tuple[Fit, Order]:
-        """Return the fit of the channels that stay, as many as the plan says, and their columns."""
+    def _choose(self, fit: Fit, total: Sums) -> tuple[Fit, Order, Coefficients]:
+        """Return the fit of the channels that stay, as many as the plan says, their columns, and the weights to start from.
+
+        These make up for the channels that go: what the data leave open is to stay as the dense model has it, with all of them.
+        """
         each, site = self.chosen[fit.site.name], fit.site
         damping = scarcity_damping(fit.unknowns, total.count, least=self.options.damping)
         best = solve(total, fit.before, damping=damping, has_intercept=site.has_intercept)
         rows = np.arange(fit.unknowns).reshape(each.space.channels, -1)
         scale = fit.tail[0][site.outputs[0]]
-        reader = Reader(damped_gram(total, damping, has_intercept=site.has_intercept)[0], best.weight[0] * scale, rows)
-        keep = eliminate([reader], least=len(each.keep)).keep(len(each.keep))
+        gram = damped_gram(total, damping, has_intercept=site.has_intercept)[0]
+        keep = eliminate([Reader(gram, best.weight[0] * scale, rows)], least=len(each.keep)).keep(len(each.keep))
         self.keeps[each.space.name] = keep
-        inputs = site.inputs.reshape(each.space.channels, -1)[keep].reshape(1, -1)
-        return replace(fit, site=replace(site, inputs=inputs)), rows[keep].reshape(-1)
+        inputs, columns = site.inputs.reshape(each.space.channels, -1)[keep].reshape(1, -1), rows[keep].reshape(-1)
+        prior = Coefficients(without_others(gram, fit.before.weight[0], columns)[None], fit.before.intercept)
+        return replace(fit, site=replace(site, inputs=inputs)), columns, prior
 
-    def _fit_pair(self, second: Half, targets: Stop, inputs: Stop) -> Coefficients | None:
-        """Fit a site together with the one before it, whose weights change once more; None if that does not pay."""
-        site = second.fit.site
-        first = of_outputs(self._leading.pop(self.pairs[site.name].name), site.inputs)
-        source, batches = first.fit.site.source, [batch for share in self.work.shares for batch in share]
+    def _fit_chain(self, last: Link, targets: Stop, inputs: Stop) -> Coefficients | None:
+        """Fit a site together with those before it, whose weights change once more; None if that does not pay."""
+        site = last.fit.site
+        links = linked([*(self._links[each.name] for each in self.chains.pop(site.name)), last])
+        self._links = {name: link for name, link in self._links.items() if self._is_to_come(name)}
+        source, batches = links[0].fit.site.source, [batch for share in self.work.shares for batch in share]
         images = inputs(batches[0])[source].shape[1:]
-        scene = Scene.of(first.fit, second.fit, images[1:])
+        scene = Scene.of([link.fit for link in links], images[1:])
         if scene is None:
             return None
 
@@ -240,17 +246,24 @@ class _Fitter:
                 return None  # images of other sizes are passed over
             rng = np.random.default_rng([self.options.seed, self.behind.stops, batch])
             shortcut = arrays.get(site.shortcut)
-            return scene.seen(second.fit, arrays[source], targets(batch)[site.target], shortcut, samples=samples, rng=rng)
+            return scene.seen(last.fit, arrays[source], targets(batch)[site.target], shortcut, samples=samples, rng=rng)
 
         # Of all batches some: samples may come class by class.
         found = self.work.pool.map(seen, batches, shared_out(scene.samples, len(batches)))
         some = [each for each in found if each is not None]
-        fitted = fit_pair(first, second, scene.windows, in_parts(some), self.work.pool) if some else None
+        fitted = fit_chain(links, scene.windows, in_parts(some), self.work.pool) if some else None
         if fitted is None:
             return None
-        self._keep(first.fit.tensors(fitted[0]))
+        for link, at in zip(links[:-1], fitted, strict=False):
+            self._keep(link.fit.tensors(at))
+            if link.fit.site.name in self._links:
+                self._links[link.fit.site.name] = replace(link, at=at)
         list(self.work.pool.map(self.behind.again(site.source, given=source), batches))
-        return fitted[1]
+        return fitted[-1]
+
+    def _is_to_come(self, name: str) -> bool:
+        """Return whether a site is part of a chain that is still to be fitted."""
+        return any(name == site.name for chain in self.chains.values() for site in chain)
 
     def _keep(self, tensors: Mapping[str, np.ndarray]) -> None:
         self.behind.constants.update(tensors)
@@ -302,11 +315,11 @@ def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
     return tuple(halves)
 
 
-def chosen_damping(fit: Fit, halves: tuple[Sums, ...], options: FitOptions) -> float:
+def chosen_damping(prior: Coefficients, halves: tuple[Sums, ...], options: FitOptions, *, has_intercept: bool) -> float:
     """Return how much a fit is damped: as each half of the samples likes it best from the other."""
     if len(halves) < 2 or not options.is_validated:
         return options.damping
-    return damping_between((halves[0], halves[1]), fit.before, least=options.damping, has_intercept=fit.site.has_intercept)
+    return damping_between((halves[0], halves[1]), prior, least=options.damping, has_intercept=has_intercept)
 
 
 def _relaxed_sums(fit: Fit, at: Coefficients, rows: Rows) -> tuple[Doubles, Doubles, Doubles]:

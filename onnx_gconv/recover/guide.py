@@ -59,7 +59,7 @@ class CalibratedGuide:
             positions_a_weight=TRIAL_POSITIONS_A_WEIGHT,
             least_positions=TRIAL_LEAST_POSITIONS,
             relaxations=TRIAL_RELAXATIONS,
-            has_pairs=False,
+            has_chains=False,
             is_choosing=True,
             seed=seed,
             jobs=jobs,

@@ -1,8 +1,8 @@
-"""Two Convs as least squares in the weights of both: what they give, its derivative, and steps that bring it nearer.
+"""Convs in a row as least squares in the weights of all: what the last gives, its derivative, and steps that bring it nearer.
 
-But for the activation between them this is least squares twice. So: Gauss-Newton, a few steps of conjugate gradients in each
-round. At the present weights J, the derivative of the second's outputs, is a Conv with what the activation lets pass, and a
-second Conv; its transpose a ConvTranspose and products with the patches. The patches' second moments make a good preconditioner,
+But for the activations between them this is least squares several times. So: Gauss-Newton, a few steps of conjugate gradients in
+each round. At the present weights J, the derivative of the last one's outputs, is a row of Convs with what the activations let
+pass; its transpose one of ConvTransposes and products with the patches. The patches' second moments make a good preconditioner,
 so that few steps are enough.
 """
 
@@ -27,13 +27,13 @@ from onnx_gconv.runtime import session
 Channels = NDArray[np.int64]
 DAMPING = 1e-3  # of a step, by the mean square of the patches
 HALVINGS = 4  # of a round's step, before it is given up
-HELD_BYTES = 2**27  # patches of both Convs that are held; those of more samples are made anew whenever they are needed
-OPSET = 13  # of the two Convs that are run by themselves
+HELD_BYTES = 2**27  # patches of all Convs that are held; those of more samples are made anew whenever they are needed
+OPSET = 13  # of the Convs that are run by themselves
 
 
 @dataclass(frozen=True, eq=False)
-class Half:
-    """One Conv of a pair as it was fitted by itself: its coefficients, and the moments that they were solved from."""
+class Link:
+    """One Conv of a chain as it was fitted by itself: its coefficients, and the moments that they were solved from."""
 
     fit: Fit
     at: Coefficients
@@ -42,7 +42,7 @@ class Half:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Some samples: what the first reads, what the second should give, and what a shortcut adds behind it where that matters."""
+    """Some samples: what the first reads, what the last should give, and what a shortcut adds behind it where that matters."""
 
     images: Array
     goal: Floats
@@ -51,115 +51,194 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A change of both weights, or what pulls at them."""
+    """A change of all weights, or what pulls at them."""
 
-    w1: Doubles
-    w2: Doubles
+    weights: tuple[Doubles, ...]
 
     def __add__(self, other: "Step") -> "Step":
-        return Step(self.w1 + other.w1, self.w2 + other.w2)
+        return Step(tuple(one + two for one, two in zip(self.weights, other.weights, strict=True)))
 
     def __mul__(self, factor: float) -> "Step":
-        return Step(factor * self.w1, factor * self.w2)
+        return Step(tuple(factor * weight for weight in self.weights))
 
     def dot(self, other: "Step") -> float:
-        return float((self.w1 * other.w1).sum() + (self.w2 * other.w2).sum())
+        return sum(float((one * two).sum()) for one, two in zip(self.weights, other.weights, strict=True))
 
 
 @dataclass(eq=False)
 class Part:
-    """Some samples, as both Convs see them."""
+    """Some samples, as the Convs see them. What depends on the present weights is there once it has been looked at."""
 
     images: Array
-    places1: tuple[int, ...]  # samples, and pixels behind the first
+    places: tuple[tuple[int, ...], ...]  # behind each Conv: samples, and pixels
     t: Floats  # (blocks, places, outputs)
     added: Floats | None
-    places2: tuple[int, ...]
-    u1: Floats | None = None  # patches: (blocks, places, inputs and 1); None where they are made when needed
-    inner: Floats | None = None  # what the second reads at the present weights of the first, as is what follows
-    slope: Floats | None = None  # of each inner channel: (places, channels)
-    u2: Floats | None = None
+    inner: tuple[Floats, ...] = ()  # what each Conv but the first reads
+    slopes: tuple[Floats, ...] = ()  # of each channel behind each Conv but the last: (places, channels)
+    unfolded: tuple[Floats, ...] = ()  # patches of each Conv: (blocks, places, inputs and 1); none where they are made when needed
 
 
-class Pair:
-    """Two Convs and the present weights of both, with the constant as a last row: (blocks, inputs and 1, outputs).
+class _Conv:
+    """One Conv of a chain: between which channels it lies, and how it is run forwards and backwards.
 
-    Those of the second are scaled by the normalization behind it, for errors count there. Inner channels are those that the
-    first gives and the second reads, ascending.
+    The channels between two Convs are those that the one gives and the other reads, ascending.
     """
 
-    def __init__(
-        self, first: Half, second: Half, windows: tuple[Window, Window], seen: Sequence[Seen], pool: ThreadPoolExecutor
-    ) -> None:
-        self._first, self._second = first.fit, second.fit
-        self._windows = windows
+    def __init__(self, link: Link, window: Window, *, ins: Channels, is_first: bool, size: tuple[int, ...]) -> None:
+        self.fit, self.window = link.fit, window
+        site = link.fit.site
+        assert is_first or np.array_equal(ins, np.sort(site.inputs.reshape(-1))), "each reads what the one before it gives"
+        self.outs = np.sort(site.outputs.reshape(-1))
+        # Where the channels of each block lie among those of the chain. The first reads images, which have all of them.
+        self.ins_at = site.inputs if is_first else np.searchsorted(ins, site.inputs)
+        self.outs_at = np.searchsorted(self.outs, site.outputs)
+        self.scale, self.offset = (value.astype(np.float32)[self.outs] for value in self.fit.tail)
+        self.clamp = site.clamp or (-np.inf, np.inf)
+        if not is_first:
+            groups = len(self.ins_at)
+            self._forward = _session("Conv", window, group=groups)
+            # What no place of it reaches would be missing in the result of its transpose.
+            self._backward = _session("ConvTranspose", window, group=groups, output_padding=window.unseen(size))
+
+    def patches(self, images: Array) -> Floats:
+        """Return what each block sees everywhere, and a 1: (blocks, places, inputs and 1)."""
+        views = patches(images, self.window)
+        count, size = math.prod(views.shape[: images.ndim - 1]), self.fit.unknowns
+        result = np.ones((len(self.ins_at), count, size + 1), np.float32)
+        for block, channels in enumerate(self.ins_at):
+            seen = views if len(channels) == images.shape[1] else views[(..., channels, *[slice(None)] * len(self.fit.kernel))]
+            result[block, :, :-1] = seen.reshape(count, size)
+        return result
+
+    def patch_bytes(self, places: int) -> int:
+        return 4 * places * len(self.ins_at) * (self.fit.unknowns + 1)
+
+    def convolved(self, images: Floats, weight: Doubles) -> Floats:
+        """Return what a weight makes of images without its constant: (blocks, places, outputs)."""
+        blocks = images if len(self.ins_at) == 1 else images[:, self.ins_at.reshape(-1)]
+        found = _run(self._forward, blocks, self._kernel(weight))
+        rows = np.moveaxis(found, 1, -1).reshape(-1, *self.fit.site.outputs.shape)
+        return np.ascontiguousarray(rows.transpose(1, 0, 2))
+
+    def back(self, pulled: Floats, places: tuple[int, ...], weight: Doubles) -> Floats:
+        """Return how its transpose passes on what pulls at its outputs (blocks, places, outputs): (places, input channels)."""
+        outer = _map(pulled.transpose(1, 0, 2).reshape(pulled.shape[1], -1), places)
+        found = np.moveaxis(_run(self._backward, outer, self._kernel(weight)), 1, -1)
+        rows = np.empty((math.prod(found.shape[:-1]), self.ins_at.size), np.float32)
+        rows[:, self.ins_at.reshape(-1)] = found.reshape(rows.shape)
+        return rows
+
+    def by_channel(self, blocks: Floats) -> Floats:
+        """Return (blocks, places, outputs) as (places, channels)."""
+        if len(blocks) == 1:
+            return np.asarray(blocks[0])  # in one block they ascend
+        rows = np.empty((blocks.shape[1], self.outs.size), np.float32)
+        rows[:, self.outs_at.reshape(-1)] = blocks.transpose(1, 0, 2).reshape(blocks.shape[1], -1)
+        return rows
+
+    def by_block(self, rows: Floats) -> Floats:
+        """Return (places, channels) as (blocks, places, outputs)."""
+        return np.asarray(rows[:, self.outs_at].transpose(1, 0, 2))
+
+    def before_activation(self, blocks: Floats) -> Floats:
+        """Return its outputs behind the normalization: (places, channels)."""
+        return np.asarray(self.by_channel(blocks) * self.scale + self.offset)
+
+    def slope(self, before: Floats) -> Floats:
+        """Return how much of a change of its outputs the next Conv gets to see."""
+        low, high = self.clamp
+        return np.asarray(((before > low) & (before < high)) * self.scale)
+
+    def strength(self, weight: Doubles, outputs: Doubles) -> Doubles:
+        """Return how much each channel that it reads matters, where its outputs (blocks, 1, outputs) matter so much."""
+        each = (np.square(weight[:, :-1]) * outputs).reshape(*self.ins_at.shape, -1).sum(axis=2)
+        whole = np.empty(self.ins_at.size)
+        whole[self.ins_at] = each
+        return whole
+
+    def _kernel(self, weight: Doubles) -> Floats:
+        """Return a weight as a Conv in so many groups as it has blocks has it."""
+        blocks = weight[:, :-1].reshape(*self.ins_at.shape, *self.fit.kernel, -1).astype(np.float32)
+        return np.ascontiguousarray(np.moveaxis(blocks, -1, 1)).reshape(-1, self.ins_at.shape[1], *self.fit.kernel)
+
+
+class Chain:
+    """Convs in a row and the present weights of all, with the constant as a last row: (blocks, inputs and 1, outputs).
+
+    Those of the last are scaled by the normalization behind it, for errors count there.
+    """
+
+    def __init__(self, links: Sequence[Link], windows: Sequence[Window], seen: Sequence[Seen], pool: ThreadPoolExecutor) -> None:
         self._pool = pool
-        inner = np.sort(self._first.site.outputs.reshape(-1))
-        self._place1 = np.searchsorted(inner, self._first.site.outputs)  # where the inner channels of each block lie
-        self._place2 = np.searchsorted(inner, self._second.site.inputs)
-        assert np.array_equal(inner, np.sort(self._second.site.inputs.reshape(-1))), "the second reads what the first gives"
-        self._scale1, self._offset1 = (value.astype(np.float32)[inner] for value in self._first.tail)
-        self._scale2 = self._second.tail[0][self._second.site.outputs][:, None, :]
-        self.w1 = _with_constant(first.at)
-        self.w2 = _with_constant(second.at) * self._scale2
-        # What no place of the second reaches would be missing in the result of its transpose.
-        missing = windows[1].unseen(windows[0].places(seen[0].images.shape[2:]))
-        groups = len(self._place2)
-        self._forward = _session("Conv", windows[1], group=groups)
-        self._backward = _session("ConvTranspose", windows[1], group=groups, output_padding=missing)
+        self._convs: list[_Conv] = []
+        size = tuple(seen[0].images.shape[2:])
+        for link, window in zip(links, windows, strict=True):
+            ins = self._convs[-1].outs if self._convs else link.fit.site.inputs
+            self._convs.append(_Conv(link, window, ins=ins, is_first=not self._convs, size=size))
+            size = window.places(size)
+        self._last = self._convs[-1]
+        self._scale = self._last.fit.tail[0][self._last.fit.site.outputs][:, None, :]
+        each = [_with_constant(link.at) for link in links]
+        self.weights = (*each[:-1], each[-1] * self._scale)
         self.parts = list(map(self.part, seen))
         held = np.cumsum([self._patch_bytes(part) for part in self.parts]) <= HELD_BYTES
         self._held = {id(part) for part, is_held in zip(self.parts, held, strict=True) if is_held}
-        self._factors1 = _factors(first.total, sum(math.prod(part.places1) for part in self.parts))
-        self._factors2 = _factors(second.total, sum(math.prod(part.places2) for part in self.parts))
+        places = [sum(math.prod(part.places[number]) for part in self.parts) for number in range(len(links))]
+        self._factors = [_factors(link.total, count) for link, count in zip(links, places, strict=True)]
 
-    def coefficients(self) -> tuple[Coefficients, Coefficients]:
-        """Return the present weights of both Convs."""
-        w2 = self.w2 / self._scale2
-        return Coefficients(self.w1[:, :-1], self.w1[:, -1]), Coefficients(w2[:, :-1], w2[:, -1])
+    def coefficients(self) -> list[Coefficients]:
+        """Return the present weights of each Conv."""
+        weights = *self.weights[:-1], self.weights[-1] / self._scale
+        return [Coefficients(weight[:, :-1], weight[:, -1]) for weight in weights]
 
     def improve(self, steps: int) -> bool:
         """Take one Gauss-Newton step, as far as so many steps of conjugate gradients find it; False if that is no better."""
         begun = list(self._pool.map(self._begin, self.parts))
         before, gradient = sum(loss for loss, _ in begun), _total(pulled for _, pulled in begun)
-        strength = self._strength()
+        strengths = self._strengths()
+        ridges = [factors.ridge * strength for factors, strength in zip(self._factors, strengths, strict=True)]
 
         def preconditioned(gradient: Step) -> Step:
-            return Step(_solve(self._factors1, gradient.w1) / strength, _solve(self._factors2, gradient.w2))
+            each = zip(self._factors, gradient.weights, strengths, strict=True)
+            return Step(tuple(_solve(factors, pulled) / strength for factors, pulled, strength in each))
 
         def curved(step: Step) -> Step:
             found = _total(self._pool.map(partial(self._curve, step), self.parts))
-            return found + Step(self._factors1.ridge * strength * step.w1, self._factors2.ridge * step.w2)
+            return found + Step(tuple(ridge * weight for ridge, weight in zip(ridges, step.weights, strict=True)))
 
         step = _conjugate_gradients(gradient, curved, preconditioned, steps)
         for _ in range(HALVINGS):
-            w1, w2 = self.w1 + step.w1, self.w2 + step.w2
-            if sum(self._pool.map(partial(self._loss_at, w1, w2), self.parts)) < before:
-                self.w1, self.w2 = w1, w2
+            weights = tuple(weight + change for weight, change in zip(self.weights, step.weights, strict=True))
+            if sum(self._pool.map(partial(self._loss_at, weights), self.parts)) < before:
+                self.weights = weights
                 return True
             step = step * 0.5
         return False
 
     def loss(self) -> float:
         """Return the sum of squared errors at the present weights, where the activation behind makes a difference."""
-        return sum(self._pool.map(partial(self._loss_at, self.w1, self.w2), self.parts))
+        return sum(self._pool.map(partial(self._loss_at, self.weights), self.parts))
 
     def loss_on(self, part: Part) -> float:
         """Return the sum of squared errors on some samples, perhaps others."""
-        return self._loss_at(self.w1, self.w2, part)
+        return self._loss_at(self.weights, part)
 
     def look(self, part: Part) -> tuple[Part, Floats]:
-        """Note what the second sees at the present weights; return the part with all patches, and how far off the outputs are."""
-        u1 = self._u1(part)
-        before = self._before_activation(u1, self.w1)
-        low, high = self._clamp
-        part.slope = ((before > low) & (before < high)) * self._scale1
-        part.inner = _map(np.clip(before, low, high), part.places1)
-        part.u2 = None
-        u2 = self._u2(part)
-        if id(part) in self._held:
-            part.u1, part.u2 = u1, u2
-        return replace(part, u1=u1, u2=u2), self._off(part, np.matmul(u2, self.w2.astype(np.float32)))
+        """Note what the Convs see at the present weights; return the part with all patches, and how far off the outputs are."""
+        inner: list[Floats] = []
+        slopes: list[Floats] = []
+        unfolded = [self._first_patches(part)]
+        for number, (conv, weight) in enumerate(zip(self._convs, self.weights, strict=True)):
+            blocks = np.matmul(unfolded[-1], weight.astype(np.float32))
+            if conv is self._last:
+                break
+            before = conv.before_activation(blocks)
+            slopes.append(conv.slope(before))
+            inner.append(_map(np.clip(before, *conv.clamp), part.places[number]))
+            unfolded.append(self._convs[number + 1].patches(inner[-1]))
+        part.inner, part.slopes = tuple(inner), tuple(slopes)
+        part.unfolded = tuple(unfolded) if id(part) in self._held else ()
+        return replace(part, unfolded=tuple(unfolded)), self._off(part, blocks)
 
     def _begin(self, part: Part) -> tuple[float, Step]:
         """Return the loss at the present weights, and what pulls at them."""
@@ -168,92 +247,77 @@ class Pair:
 
     def _curve(self, step: Step, part: Part) -> Step:
         """Return J'J step."""
-        seen = replace(part, u1=self._u1(part), u2=self._u2(part))
+        seen = replace(part, unfolded=self._patches(part))
         return self.pull(seen, self.push(seen, step))
 
-    def _u1(self, part: Part) -> Floats:
-        if part.u1 is not None:
-            return part.u1
-        return _patches(self._first, self._windows[0], part.images, self._first.site.inputs)
+    def _first_patches(self, part: Part) -> Floats:
+        return part.unfolded[0] if part.unfolded else self._convs[0].patches(part.images)
 
-    def _u2(self, part: Part) -> Floats:
-        return part.u2 if part.u2 is not None else _patches(self._second, self._windows[1], _there(part.inner), self._place2)
+    def _patches(self, part: Part) -> tuple[Floats, ...]:
+        if part.unfolded:
+            return part.unfolded
+        return tuple(conv.patches(images) for conv, images in zip(self._convs, (part.images, *part.inner), strict=True))
 
     def _patch_bytes(self, part: Part) -> int:
-        counts = math.prod(part.places1) * len(self._place1), math.prod(part.places2) * len(self._place2)
-        return 4 * sum(count * (fit.unknowns + 1) for count, fit in zip(counts, (self._first, self._second), strict=True))
+        return sum(conv.patch_bytes(math.prod(places)) for conv, places in zip(self._convs, part.places, strict=True))
 
     def push(self, part: Part, step: Step) -> Floats:
-        """Return J step: how the second's outputs move with it. The part has been looked at."""
-        inner = self._inner_rows(np.matmul(self._u1(part), step.w1.astype(np.float32))) * _there(part.slope)
-        return np.asarray(self._convolved(part, inner, self.w2) + np.matmul(self._u2(part), step.w2.astype(np.float32)))
+        """Return J step: how the last one's outputs move with it. The part has been looked at."""
+        moved: Floats | None = None  # what the Conv reads
+        unfolded = self._patches(part)
+        for number, conv in enumerate(self._convs):
+            blocks = np.matmul(unfolded[number], step.weights[number].astype(np.float32))
+            if moved is not None:
+                blocks += conv.convolved(_map(moved, part.places[number - 1]), self.weights[number])
+            if conv is not self._last:
+                moved = conv.by_channel(blocks) * part.slopes[number]
+        return np.asarray(blocks)
 
     def pull(self, part: Part, off: Floats) -> Step:
         """Return J' of how far the outputs are off."""
-        outer = _map(off.transpose(1, 0, 2).reshape(off.shape[1], -1), part.places2)
-        pulled = _run(self._backward, outer, self._kernel2(self.w2))
-        slope = _there(part.slope)
-        inner = np.empty_like(slope)
-        inner[:, self._place2.reshape(-1)] = np.moveaxis(pulled, 1, -1).reshape(slope.shape)
-        blocks = (inner * slope)[:, self._place1].transpose(1, 0, 2)
-        w1, w2 = (np.matmul(u.transpose(0, 2, 1), pull) for u, pull in ((self._u1(part), blocks), (self._u2(part), off)))
-        return Step(w1.astype(np.float64), w2.astype(np.float64))
+        pulled: list[Doubles] = []
+        unfolded = self._patches(part)
+        for number in reversed(range(len(self._convs))):
+            pulled.insert(0, np.matmul(unfolded[number].transpose(0, 2, 1), off).astype(np.float64))
+            if number:
+                rows = self._convs[number].back(off, part.places[number], self.weights[number])
+                off = self._convs[number - 1].by_block(rows * part.slopes[number - 1])
+        return Step(tuple(pulled))
 
     def part(self, seen: Seen) -> Part:
         """Return some samples as rows."""
-        outputs = self._second.site.outputs
-        places1 = self._windows[0].places(seen.images.shape[2:])
+        outputs = self._last.fit.site.outputs
+        sizes = [tuple(seen.images.shape[2:])]
+        for conv in self._convs:
+            sizes.append(conv.window.places(sizes[-1]))
         added = None if seen.added is None else _rows(seen.added, outputs)
-        places = (len(seen.images), *places1), (len(seen.images), *seen.goal.shape[2:])
-        return Part(seen.images, places[0], _rows(seen.goal, outputs), added, places[1])
+        return Part(seen.images, tuple((len(seen.images), *size) for size in sizes[1:]), _rows(seen.goal, outputs), added)
 
     def _off(self, part: Part, found: Floats) -> Floats:
-        """Return how far the second's outputs are off, where the activation behind makes a difference."""
-        scale = self._scale2.astype(np.float32)
+        """Return how far the last one's outputs are off, where the activation behind makes a difference."""
+        scale = self._scale.astype(np.float32)
         t = part.t
-        if self._second.site.clamp is not None:
-            t = self._second.relaxed_targets(t, part.added, found / scale)
+        if self._last.fit.site.clamp is not None:
+            t = self._last.fit.relaxed_targets(t, part.added, found / scale)
         return np.asarray(scale * t - found)
 
-    def _loss_at(self, w1: Doubles, w2: Doubles, part: Part) -> float:
-        inner = np.clip(self._before_activation(self._u1(part), w1), *self._clamp)
-        return _square(self._off(part, self._convolved(part, inner, w2) + w2[:, None, -1].astype(np.float32)))
+    def _loss_at(self, weights: Sequence[Doubles], part: Part) -> float:
+        blocks = np.matmul(self._first_patches(part), weights[0].astype(np.float32))
+        for number, (conv, after) in enumerate(zip(self._convs, self._convs[1:], strict=False)):
+            inner = np.clip(conv.before_activation(blocks), *conv.clamp)
+            weight = weights[number + 1]
+            blocks = after.convolved(_map(inner, part.places[number]), weight) + weight[:, None, -1].astype(np.float32)
+        return _square(self._off(part, blocks))
 
-    def _convolved(self, part: Part, inner: Floats, w2: Doubles) -> Floats:
-        """Return what the second's weights make of (places, inner channels): (blocks, places, outputs)."""
-        blocks = inner if len(self._place2) == 1 else inner[:, self._place2.reshape(-1)]
-        found = _run(self._forward, _map(blocks, part.places1), self._kernel2(w2))
-        rows = np.moveaxis(found, 1, -1).reshape(-1, *self._second.site.outputs.shape)
-        return np.ascontiguousarray(rows.transpose(1, 0, 2))
-
-    def _before_activation(self, u1: Floats, w1: Doubles) -> Floats:
-        return np.asarray(self._inner_rows(np.matmul(u1, w1.astype(np.float32))) * self._scale1 + self._offset1)
-
-    def _inner_rows(self, blocks: Floats) -> Floats:
-        """Return the first's outputs as (places, inner channels)."""
-        if len(blocks) == 1:
-            return np.asarray(blocks[0])  # in one block they ascend
-        rows = np.empty((blocks.shape[1], self._place1.size), np.float32)
-        rows[:, self._place1.reshape(-1)] = blocks.transpose(1, 0, 2).reshape(blocks.shape[1], -1)
-        return rows
-
-    @property
-    def _clamp(self) -> tuple[float, float]:
-        return self._first.site.clamp or (-np.inf, np.inf)
-
-    def _kernel2(self, w2: Doubles) -> Floats:
-        """Return the second's weight as a Conv in so many groups as it has blocks has it."""
-        kernel = self._second.kernel
-        blocks = w2[:, :-1].reshape(*self._place2.shape, *kernel, -1).astype(np.float32)
-        return np.ascontiguousarray(np.moveaxis(blocks, -1, 1)).reshape(-1, self._place2.shape[1], *kernel)
-
-    def _strength(self) -> Doubles:
-        """Return how much each inner channel matters: what the second makes of it, as far as the activation lets it pass."""
-        passing = np.mean([np.square(_there(part.slope), dtype=np.float64).mean(axis=0) for part in self.parts], axis=0)
-        whole = np.empty(self._place2.size)
-        whole[self._place2] = np.square(self.w2[:, :-1]).reshape(*self._place2.shape, -1).sum(axis=2)
-        strength = whole * np.maximum(passing, 1e-3) + 1e-12
-        return np.asarray(strength[self._place1][:, None, :])
+    def _strengths(self) -> list[Doubles]:
+        """Return how much each output of each Conv matters: what the next make of it, as far as the activations let it pass."""
+        strengths = [np.ones((1, 1, 1))]
+        for number in reversed(range(1, len(self._convs))):
+            slopes = [np.square(part.slopes[number - 1], dtype=np.float64).mean(axis=0) for part in self.parts]
+            passing = np.maximum(np.mean(slopes, axis=0), 1e-3)
+            each = self._convs[number].strength(self.weights[number], strengths[0]) * passing + 1e-12
+            strengths.insert(0, each[self._convs[number - 1].outs_at][:, None, :])
+        return strengths
 
 
 def _conjugate_gradients(
@@ -315,11 +379,6 @@ def _with_constant(at: Coefficients) -> Doubles:
     return np.concatenate([at.weight, at.intercept[:, None, :]], axis=1)
 
 
-def _there(values: Floats | None) -> Floats:
-    assert values is not None, "what the second sees is looked at before steps are taken"
-    return values
-
-
 def _square(values: Floats) -> float:
     return float(np.square(values, dtype=np.float64).sum())
 
@@ -331,17 +390,6 @@ def _total(steps: Iterable[Step]) -> Step:
     for step in each:
         total += step
     return total
-
-
-def _patches(fit: Fit, window: Window, images: Array, inputs: Channels) -> Floats:
-    """Return what each block of a Conv sees everywhere, and a 1: (blocks, places, inputs and 1)."""
-    views = patches(images, window)
-    count, size = math.prod(views.shape[: images.ndim - 1]), fit.unknowns
-    result = np.ones((len(inputs), count, size + 1), np.float32)
-    for block, channels in enumerate(inputs):
-        seen = views if len(channels) == images.shape[1] else views[(..., channels, *[slice(None)] * len(fit.kernel))]
-        result[block, :, :-1] = seen.reshape(count, size)
-    return result
 
 
 def _rows(values: Floats, outputs: Channels) -> Floats:

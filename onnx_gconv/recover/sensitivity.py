@@ -100,7 +100,7 @@ class Fitted:
 def _fitted(fit: Fit, halves: tuple[Sums, ...], options: FitOptions, grouping: Grouping) -> Fitted:
     regrouped = [fit.regrouped(half, grouping) for half in halves]
     other, parts = regrouped[0][0], tuple(part for _, part in regrouped)
-    damping = chosen_damping(other, parts, options)
+    damping = chosen_damping(other.before, parts, options, has_intercept=fit.site.has_intercept)
     part = add_up(parts)
     new = solve(part, other.before, damping=damping, has_intercept=fit.site.has_intercept)
     error = float(residual(part, new).sum()) / (float(variance(part).sum()) or 1.0)

@@ -1,8 +1,8 @@
-"""Two Convs fitted together: the derivative and its transpose, what it finds, what it leaves alone, and how much it looks at."""
+"""Convs in a row fitted together: the derivative and its transpose, what is found, what is left alone, how much is looked at."""
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +20,14 @@ from widths import subject
 
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.plans import PlannedLayer, PlannedSpace
+from onnx_gconv.recover import chain as chain_module
 from onnx_gconv.recover import newton
-from onnx_gconv.recover import pair as pair_module
+from onnx_gconv.recover.chain import PARTS, POSITIONS, UNFOLDED_BYTES, Scene, find_chains, in_parts, linked, shared_out
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.fitting import FitOptions, fit_layers, masked_sites
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.newton import Half, Pair, Seen, Step
+from onnx_gconv.recover.newton import Chain, Link, Seen, Step
 from onnx_gconv.recover.normal import sums
-from onnx_gconv.recover.pair import PARTS, POSITIONS, UNFOLDED_BYTES, Scene, find_pairs, in_parts, of_outputs, shared_out
 from onnx_gconv.recover.patches import Window, patches
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.rewrite.mask import mask
@@ -45,18 +45,17 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @dataclass(frozen=True, eq=False)
 class Net:
-    """A net of two Convs a and b, one behind the other; what is to be fitted is the dense one with other weights, and masked."""
+    """A net of Convs a, b and perhaps c in a row; what is to be fitted is the dense one with other weights, and masked."""
 
     dense: onnx.ModelProto
     masked: onnx.ModelProto
     image: np.ndarray
-    first: Half
-    second: Half
-    windows: tuple[Window, Window]
+    links: list[Link]
+    windows: tuple[Window, ...]
     seen: list[Seen]
 
-    def pair(self, pool: ThreadPoolExecutor) -> Pair:
-        return Pair(self.first, self.second, self.windows, self.seen, pool)
+    def chain(self, pool: ThreadPoolExecutor) -> Chain:
+        return Chain(self.links, self.windows, self.seen, pool)
 
 
 def net(body: str, normal: Normal, *layers: PlannedLayer, size: tuple[int, ...] = (7, 6)) -> Net:
@@ -76,13 +75,13 @@ def net(body: str, normal: Normal, *layers: PlannedLayer, size: tuple[int, ...] 
         if tensor.name.startswith("w"):
             set_tensor(other, tensor.name, get_tensor(dense, tensor.name) + 0.3 * normal(*tensor.dims))
     matched = match(other, plan_of(*layers))
-    return halves(dense, mask(other, matched), matched, normal(6, 4, *size).astype(np.float32))
+    return chained(dense, mask(other, matched), matched, normal(6, 4, *size).astype(np.float32))
 
 
-def halves(dense: onnx.ModelProto, masked: onnx.ModelProto, matched: Matched, image: np.ndarray) -> Net:
+def chained(dense: onnx.ModelProto, masked: onnx.ModelProto, matched: Matched, image: np.ndarray) -> Net:
     sites = masked_sites(masked, matched)
-    pairs = find_pairs(Flow(masked), sites)
-    assert {second: first.name for second, first in pairs.items()} == {"b": "a"}
+    chains = find_chains(Flow(masked), sites)
+    assert [site.name for site in (*chains[sites[-1].name], sites[-1])] == [*"abc"][: len(sites)]
     found, rng = [], np.random.default_rng(0)
     for site in sites:
         fit = Fit.of(site, Constants(masked), Constants(dense))
@@ -92,16 +91,16 @@ def halves(dense: onnx.ModelProto, masked: onnx.ModelProto, matched: Matched, im
         )
         (target,) = outputs(dense, {"x": image}, site.target)
         assert source is not None
-        found.append(Half(fit, fit.before, sums(fit.rows(source, target, shortcut, most=10**9, rng=rng))))
-    first, second = of_outputs(found[0], found[1].fit.site.inputs), found[1]
-    scene = Scene.of(first.fit, second.fit, image.shape[2:])
+        found.append(Link(fit, fit.before, sums(fit.rows(source, target, shortcut, most=10**9, rng=rng))))
+    links = linked(found)
+    scene = Scene.of([link.fit for link in links], image.shape[2:])
     assert scene is not None
     parts = [slice(0, 3), slice(3, 6)]
     seen = [
-        scene.seen(second.fit, image[part], target[part], None if shortcut is None else shortcut[part], samples=9, rng=rng)
+        scene.seen(links[-1].fit, image[part], target[part], None if shortcut is None else shortcut[part], samples=9, rng=rng)
         for part in parts
     ]
-    return Net(dense, masked, image, first, second, scene.windows, seen)
+    return Net(dense, masked, image, links, scene.windows, seen)
 
 
 BN = "BatchNormalization"
@@ -152,6 +151,21 @@ CASES: dict[str, tuple[Any, ...]] = {
         s = Add (x, c) end = Clip (s, low, high)""",
     ),
     "one axis": ("a = Conv (x, w_8_4_3, b_8) r = Relu (a) b = Conv <strides = [2]> (r, w_5_8_2, b_5) end = Relu (b)", (), (9,)),
+    "three in a row": (
+        f"""a = Conv (x, w_8_4_1_1) n = {BN} (a, g_8, b_8, m_8, v_8) r = Clip (n, low, high)
+        b = Conv <strides = [1, 2], pads = [1, 1, 1, 1]> (r, w_6_8_3_3, b_6) q = Relu (b)
+        c = Conv (q, w_5_6_2_2) d = {BN} (c, g_5, b_5, m_5, v_5) end = Relu (d)""",
+    ),
+    "depthwise between two": (
+        """a = Conv (x, w_8_4_1_1, b_8) r = Clip (a, low, high)
+        b = Conv <group = 8, strides = [2, 2], pads = [1, 1, 1, 1]> (r, w_8_1_3_3, b_8_second) q = Clip (b, low, high)
+        c = Conv (q, w_5_8_1_1, b_5) end = Identity (c)""",
+    ),
+    "three with a sum behind": (
+        """a = Conv (x, w_8_4_1_1, b_8) r = Relu (a)
+        b = Conv <group = 2, pads = [1, 1, 1, 1]> (r, w_8_4_3_3, b_8_second) q = Relu (b)
+        c = Conv (q, w_4_8_1_1, b_4) s = Add (c, x) end = Relu (s)""",
+    ),
     "three axes": (
         """a = Conv <pads = [1, 1, 1, 1, 1, 1]> (x, w_6_4_3_3_3, b_6) r = Relu (a)
         b = Conv <strides = [2, 1, 2]> (r, w_5_6_2_2_2, b_5) end = Relu (b)""",
@@ -172,56 +186,58 @@ def example(request: pytest.FixtureRequest, normal: Normal) -> Net:
 # --- the derivative -------------------------------------------------------------------------------------------------------
 
 
-def random_step(pair: Pair, normal: Normal) -> Step:
-    return Step(normal(*pair.w1.shape), normal(*pair.w2.shape))
+def random_step(chain: Chain, normal: Normal) -> Step:
+    return Step(tuple(normal(*weight.shape) for weight in chain.weights))
 
 
 def test_the_transpose_is_adjoint(example: Net, pool: ThreadPoolExecutor, normal: Normal) -> None:
     """<J v, r> = <v, J' r> for any step v and outputs r."""
-    pair = example.pair(pool)
-    for part in pair.parts:
-        _, off = pair.look(part)
-        step, outer = random_step(pair, normal), normal(*off.shape).astype(np.float32)
-        moved, pulled = pair.push(part, step).astype(np.float64), pair.pull(part, outer)
+    chain = example.chain(pool)
+    for part in chain.parts:
+        _, off = chain.look(part)
+        step, outer = random_step(chain, normal), normal(*off.shape).astype(np.float32)
+        moved, pulled = chain.push(part, step).astype(np.float64), chain.pull(part, outer)
         scale = np.linalg.norm(moved) * np.linalg.norm(outer)
         assert scale > 0
         assert abs((moved * outer).sum() - step.dot(pulled)) < ROUNDING * scale
 
 
-def written(example: Net, pair: Pair) -> onnx.ModelProto:
-    """Return the model with the weights that the pair has now."""
+def written(example: Net, chain: Chain) -> onnx.ModelProto:
+    """Return the model with the weights that the chain has now."""
     model = onnx.ModelProto.FromString(example.masked.SerializeToString())
-    for half, at in zip((example.first, example.second), pair.coefficients(), strict=True):
-        for name, value in half.fit.tensors(at).items():
+    for link, at in zip(example.links, chain.coefficients(), strict=True):
+        for name, value in link.fit.tensors(at).items():
             set_tensor(model, name, value)
     return model
 
 
-def gives(example: Net, pair: Pair) -> np.ndarray:
-    """Return what comes out behind the second's normalization, in ONNX Runtime: (samples, channels, pixels...)."""
-    after = example.second.fit.site.after
-    (found,) = outputs(written(example, pair), {"x": example.image}, "b" if after is None else after.output)
+def gives(example: Net, chain: Chain) -> np.ndarray:
+    """Return what comes out behind the last one's normalization, in ONNX Runtime: (samples, channels, pixels...)."""
+    site = example.links[-1].fit.site
+    (found,) = outputs(written(example, chain), {"x": example.image}, site.name if site.after is None else site.after.output)
     return found.astype(np.float64)
 
 
 def test_it_is_the_derivative_of_what_the_model_gives(example: Net, pool: ThreadPoolExecutor, normal: Normal) -> None:
-    """The outputs are linear in the second's weights, and in the first's as long as no activation changes its mind."""
-    pair = example.pair(pool)
-    for part in pair.parts:
-        pair.look(part)
-    start, step = pair.w1, random_step(pair, normal)
-    for only, small in ((Step(0 * step.w1, step.w2), 1.0), (Step(step.w1, 0 * step.w2), 1e-3)):
-        moved = [pair.push(part, only * small) for part in pair.parts]
-        w2, ends = pair.w2, []
+    """The outputs are linear in the last one's weights, and in each one's as long as no activation changes its mind."""
+    chain = example.chain(pool)
+    for part in chain.parts:
+        chain.look(part)
+    start, step, count = chain.weights, random_step(chain, normal), len(chain.weights)
+    for number in range(count):
+        small = 1.0 if number == count - 1 else 1e-4
+        only = Step(tuple(weight * (small if at == number else 0.0) for at, weight in enumerate(step.weights)))
+        moved = [chain.push(part, only) for part in chain.parts]
+        ends = []
         for sign in (1, -1):
-            pair.w1, pair.w2 = start + sign * small * only.w1, w2 + sign * small * only.w2
-            ends.append(gives(example, pair))
-        pair.w1, pair.w2 = start, w2
+            chain.weights = tuple(weight + sign * change for weight, change in zip(start, only.weights, strict=True))
+            ends.append(gives(example, chain))
+        chain.weights = start
         expected = np.moveaxis(ends[0] - ends[1], 1, -1).reshape(-1, ends[0].shape[1]) / 2
         found = np.zeros_like(expected)
-        found[:, example.second.fit.site.outputs] = np.concatenate(moved, axis=1).transpose(1, 0, 2)
+        found[:, example.links[-1].fit.site.outputs] = np.concatenate(moved, axis=1).transpose(1, 0, 2)
         gaps = np.abs(expected - found) / np.sqrt(np.square(expected).mean())
-        # A step of a thousandth moves the outputs by some thousandths, of which float32 leaves four digits; where it makes an
+        # A step of a ten-thousandth moves the outputs by some of these, of which float32 leaves three digits; where it makes an
         # activation change its mind, the outputs are off by more.
         assert (gaps.max() if small == 1 else np.quantile(gaps, 0.9)) < (1e-4 if small == 1 else 5e-3)
 
@@ -229,9 +245,9 @@ def test_it_is_the_derivative_of_what_the_model_gives(example: Net, pool: Thread
 # --- what is found --------------------------------------------------------------------------------------------------------
 
 
-def error_behind(example: Net, pair: Pair) -> float:
-    """Return the pair's loss, computed from what ONNX Runtime gives: beyond what the activation lets pass, anything is right."""
-    site, model = example.second.fit.site, written(example, pair)
+def error_behind(example: Net, chain: Chain) -> float:
+    """Return the chain's loss, computed from what ONNX Runtime gives: beyond what the activation lets pass, anything is right."""
+    site, model = example.links[-1].fit.site, written(example, chain)
     behind = site.after.output if site.after is not None and not site.shortcut else site.target
     ends = [outputs(each, {"x": example.image}, behind)[0].astype(np.float64) for each in (example.dense, model)]
     low, high = site.clamp or (-np.inf, np.inf)
@@ -242,15 +258,15 @@ def error_behind(example: Net, pair: Pair) -> float:
 
 
 def test_the_loss_never_grows_and_is_that_of_the_model_that_is_written(example: Net, pool: ThreadPoolExecutor) -> None:
-    pair = example.pair(pool)
-    losses = [pair.loss()]
-    assert losses[0] == pytest.approx(error_behind(example, pair), rel=1e-3)
+    chain = example.chain(pool)
+    losses = [chain.loss()]
+    assert losses[0] == pytest.approx(error_behind(example, chain), rel=1e-3)
     for _ in range(4):
-        is_better = pair.improve(4)
-        losses.append(pair.loss())
+        is_better = chain.improve(4)
+        losses.append(chain.loss())
         assert losses[-1] <= losses[-2]
         assert losses[-1] < losses[-2] or not is_better
-        assert losses[-1] == pytest.approx(error_behind(example, pair), rel=1e-3)
+        assert losses[-1] == pytest.approx(error_behind(example, chain), rel=1e-3)
     assert losses[-1] < 0.7 * losses[0]
 
 
@@ -275,8 +291,8 @@ def test_together_two_convs_reach_what_they_do_not_one_by_one(normal: Normal) ->
     dense, feeds = reachable(normal)
     matched = narrowed(dense, "a", 6, 0, 2, 5)
     errors = []
-    for has_pairs in (False, True):
-        fitted = fit_layers(dense, matched, feeds, options=FitOptions(has_pairs=has_pairs), progress=lambda *_: None)
+    for has_chains in (False, True):
+        fitted = fit_layers(dense, matched, feeds, options=FitOptions(has_chains=has_chains), progress=lambda *_: None)
         errors.append(distance(*(outputs(model, feeds[0])[0] for model in (dense, fitted.model))))
     assert errors[0] > 0.1
     assert errors[1] < 0.2 * errors[0]
@@ -285,19 +301,19 @@ def test_together_two_convs_reach_what_they_do_not_one_by_one(normal: Normal) ->
 def test_channels_that_are_off_find_their_teachers(normal: Normal, pool: ThreadPoolExecutor) -> None:
     body = "a = Conv (x, w_6_4_3_3, b_6) r = Relu (a) b = Conv (r, w_5_6_1_1, b_5) end = Identity (b)"
     example = net(body, normal, size=(8, 8))
-    pair = example.pair(pool)
-    start = pair.loss()
+    chain = example.chain(pool)
+    start = chain.loss()
     for _ in range(8):
-        pair.improve(8)
-    assert pair.loss() < 0.02 * start
+        chain.improve(8)
+    assert chain.loss() < 0.02 * start
 
 
 def test_half_of_a_block_is_nearer_on_other_samples_too(normal: Normal) -> None:
     dense, feeds = residual_net(), batches(50, 4, 6, 6, count=8)
     other = {"image": normal(100, 4, 6, 6).astype(np.float32)}
     errors = []
-    for has_pairs in (False, True):
-        options = FitOptions(has_pairs=has_pairs, is_choosing=True)
+    for has_chains in (False, True):
+        options = FitOptions(has_chains=has_chains, is_choosing=True)
         fitted = fit_layers(dense, narrowed(dense, "first", 8, 0, 1, 2, 3), feeds, options=options, progress=lambda *_: None)
         errors.append(distance(*(outputs(model, other)[0] for model in (dense, fitted.model))))
     assert errors[1] < 0.97 * errors[0]
@@ -306,12 +322,12 @@ def test_half_of_a_block_is_nearer_on_other_samples_too(normal: Normal) -> None:
 def test_weights_that_are_no_better_on_samples_held_back_are_not_taken(normal: Normal, pool: ThreadPoolExecutor) -> None:
     body = "a = Conv (x, w_8_4_3_3, b_8) r = Relu (a) b = Conv (r, w_5_8_3_3, b_5) end = Identity (b)"
     example = net(body, normal)
-    fitted = pair_module.fit_pair(example.first, example.second, example.windows, example.seen, pool)
+    fitted = chain_module.fit_chain(example.links, example.windows, example.seen, pool)
     assert fitted is not None
     # Held back: samples on which the weights are perfect as they are.
     perfect = replace(example.seen[-1], goal=outputs(example.masked, {"x": example.image[3:]}, "b")[0])
-    assert pair_module.fit_pair(example.first, example.second, example.windows, [example.seen[0], perfect], pool) is None
-    assert pair_module.fit_pair(example.first, example.second, example.windows, example.seen[:1], pool) is None
+    assert chain_module.fit_chain(example.links, example.windows, [example.seen[0], perfect], pool) is None
+    assert chain_module.fit_chain(example.links, example.windows, example.seen[:1], pool) is None
 
 
 # --- what stays -----------------------------------------------------------------------------------------------------------
@@ -349,12 +365,13 @@ def test_removed_channels_have_no_weight_in_what_would_read_them(depthwise: str,
 
 def test_channels_of_a_first_conv_that_go_take_their_moments_along(normal: Normal) -> None:
     body = """a = Conv <group = 4> (x, w_4_1_3_3, b_4) r = Relu (a) b = Conv (r, w_5_4_1_1, b_5) end = Identity (b)"""
-    half = net(body, normal).first
-    fewer = of_outputs(half, np.array([[1, 3]]))
+    link, last = net(body, normal).links
+    site = replace(last.fit.site, inputs=np.array([[1, 3]]))
+    fewer, _ = linked([link, replace(last, fit=replace(last.fit, site=site))])
     assert fewer.fit.site.outputs.tolist() == fewer.fit.site.inputs.tolist() == [[1], [3]]
     for name in ("u", "t", "uu", "ut", "tt"):
-        np.testing.assert_array_equal(getattr(fewer.total, name), getattr(half.total, name)[[1, 3]])
-    np.testing.assert_array_equal(fewer.at.weight, half.at.weight[[1, 3]])
+        np.testing.assert_array_equal(getattr(fewer.total, name), getattr(link.total, name)[[1, 3]])
+    np.testing.assert_array_equal(fewer.at.weight, link.at.weight[[1, 3]])
 
 
 def test_jobs_and_memory_do_not_change_a_bit(normal: Normal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,25 +386,32 @@ def test_jobs_and_memory_do_not_change_a_bit(normal: Normal, monkeypatch: pytest
     assert len(found) == 1
 
 
-# --- which Convs make a pair ----------------------------------------------------------------------------------------------
+# --- which Convs make a chain ---------------------------------------------------------------------------------------------
 
 
-def pairs_of(body: str, *, result: str = "y") -> dict[str, str]:
+def chains_of(body: str, *, result: str = "y") -> dict[str, str]:
     model = from_text(f"m (float[N,4,H,W] x) => (float[N,C,H,W] {result}) {{ {body} }}")
     known = {"x", *(name for node in model.graph.node for name in node.output)}
     for name in dict.fromkeys(name for node in model.graph.node for name in node.input if name not in known):
-        set_tensor(model, name, np.ones((4, 4, 1, 1) if name.startswith("w") else 4))
+        set_tensor(model, name, np.ones({"w": (4, 4, 1, 1), "d": (4, 1, 1, 1)}.get(name[0], (4,))))
     sites = find_sites(Flow(model), Constants(model), Matched())
-    return {second: first.name for second, first in find_pairs(Flow(model), sites).items()}
+    return {last: "".join(site.name for site in before) for last, before in find_chains(Flow(model), sites).items()}
 
 
 @pytest.mark.parametrize(
-    ("body", "pairs"),
+    ("body", "chains"),
     [
         ("a = Conv (x, w1, b1) y = Conv (a, w2, b2)", {"y": "a"}),
         ("a = Conv (x, w1, b1) r = Relu (a) y = Conv (r, w2, b2)", {"y": "a"}),
         (f"a = Conv (x, w1) n = {BN} (a, g1, b1, m1, v1) r = Relu (n) y = Conv (r, w2, b2)", {"y": "a"}),
-        ("a = Conv (x, w1, b1) r = Relu (a) b = Conv (r, w2, b2) q = Relu (b) y = Conv (q, w3, b3)", {"b": "a", "y": "b"}),
+        ("a = Conv (x, w1, b1) r = Relu (a) b = Conv (r, w2, b2) q = Relu (b) y = Conv (q, w3, b3)", {"b": "a", "y": "ab"}),
+        (
+            "a = Conv (x, w1, b1) b = Conv (a, w2, b2) c = Conv (b, w3, b3) y = Conv (c, w4, b4)",
+            {"b": "a", "c": "ab", "y": "bc"},
+        ),
+        # What a depthwise Conv gives is for the Conv behind it to say.
+        ("a = Conv (x, w1, b1) b = Conv <group = 4> (a, d2, b2) y = Conv (b, w3, b3)", {"y": "ab"}),
+        ("a = Conv (x, w1, b1) y = Conv <group = 4> (a, d2, b2)", {"y": "a"}),
         ("a = Conv (x, w1, b1) r = Relu (a) b = Conv (r, w2, b2) y = Add (b, x)", {"b": "a"}),
         ("a = Conv (x, w1, b1) s = Add (a, x) r = Relu (s) y = Conv (r, w2, b2)", {}),  # what it gives is not its own
         ("a = Conv (x, w1, b1) r = Sigmoid (a) y = Conv (r, w2, b2)", {}),
@@ -398,21 +422,21 @@ def pairs_of(body: str, *, result: str = "y") -> dict[str, str]:
         ("a = Conv (x, w1, b1) r = MaxPool <kernel_shape = [1, 1]> (a) y = Conv (r, w2, b2)", {}),
     ],
 )
-def test_a_pair_is_two_convs_with_nothing_else_between_them(body: str, pairs: dict[str, str]) -> None:
-    assert pairs_of(body) == pairs
+def test_a_chain_is_convs_with_nothing_else_between_them(body: str, chains: dict[str, str]) -> None:
+    assert chains_of(body) == chains
 
 
-def test_what_is_an_output_itself_leads_no_pair() -> None:
+def test_what_is_an_output_itself_leads_no_chain() -> None:
     body = "a = Conv (x, w1, b1) r = Relu (a) y = Conv (r, w2, b2)"
-    assert pairs_of(body, result="r, float[N,C,H,W] y") == {}
+    assert chains_of(body, result="r, float[N,C,H,W] y") == {}
 
 
 # --- how much is looked at ------------------------------------------------------------------------------------------------
 
 
 @st.composite
-def windows(draw: st.DrawFn) -> tuple[tuple[Window, Window], tuple[int, ...]]:
-    """Draw two windows, one moving over what the other one gives, and the size of the image."""
+def windows(draw: st.DrawFn) -> tuple[list[Window], tuple[int, ...]]:
+    """Draw two or three windows, each moving over what the one before gives, and the size of the image."""
     rank = draw(st.integers(1, 2))
     size = tuple(draw(st.integers(12, 30)) for _ in range(rank))
 
@@ -420,21 +444,24 @@ def windows(draw: st.DrawFn) -> tuple[tuple[Window, Window], tuple[int, ...]]:
         each = [[draw(st.integers(low, high)) for _ in range(rank)] for low, high in ((1, 3), (1, 3), (1, 2), (0, 2), (0, 2))]
         return Window(*map(tuple, each))
 
-    return (one(), one()), size
+    return [one() for _ in range(draw(st.integers(2, 3)))], size
 
 
 @settings(deadline=None, max_examples=200, derandomize=True)
 @given(windows(), st.integers(3, 9), st.integers(0, 5))
 def test_a_crop_gives_what_the_whole_image_gives_there(drawn: Any, side: int, seed: int) -> None:
-    (one, two), size = drawn
-    assume(all(length > 0 for length in two.places(one.places(size))))
-    ranges = [pair_module._Range.of(one, two, length, axis, side) for axis, length in enumerate(size)]
+    moving, size = drawn
+    left = size
+    for window in moving:
+        left = window.places(left)
+        assume(all(length > 0 for length in left))
+    ranges = [chain_module._Range.of(moving, length, axis, side) for axis, length in enumerate(size)]
     assume(all(each.count > 0 for each in ranges))
     rng = np.random.default_rng(seed)
     image = rng.integers(-4, 5, (1, 1, *size)).astype(np.float64)
-    kernels = [rng.integers(-4, 5, each.kernel) for each in (one, two)]
+    kernels = [rng.integers(-4, 5, each.kernel) for each in moving]
 
-    def through(values: np.ndarray, *moving: Window) -> np.ndarray:
+    def through(values: np.ndarray, moving: list[Window]) -> np.ndarray:
         for window, kernel in zip(moving, kernels, strict=True):
             axes = range(-len(kernel.shape), 0)
             # A constant, so that padding behind the first Conv differs from what it gives.
@@ -450,11 +477,16 @@ def test_a_crop_gives_what_the_whole_image_gives_there(drawn: Any, side: int, se
     pixels, places = (tuple(span[which] for span in spans) for which in (0, 1))
     cropped = image[(slice(None), slice(None), *pixels)]
     assert cropped.shape[2:] == tuple(each.length for each in ranges)
-    whole, part = through(image, one, two), through(cropped, one.unpadded(), two.unpadded())
+    bare = [window.unpadded() for window in moving]
+    whole, part = through(image, moving), through(cropped, bare)
     np.testing.assert_array_equal(part, whole[(slice(None), slice(None), *places)])
-    assert one.unpadded().places(cropped.shape[2:]) == tuple(each.inner for each in ranges)
-    assert all(each.inner <= max(side, extent) for each, extent in zip(ranges, two.extents, strict=True))
-    assert set(two.unpadded().unseen(tuple(each.inner for each in ranges))) == {0}
+    length = cropped.shape[2:]
+    for number, window in enumerate(bare):
+        assert set(window.unseen(length)) == {0}
+        length = window.places(length)
+        assert length == tuple(each.spans[number] for each in ranges)
+    # No more places of the first than asked for, but what one place of the last needs.
+    assert all(each.spans[0] <= side or each.count == 1 for each in ranges)
 
 
 def fits_of(body: str, *shapes: tuple[int, ...]) -> tuple[Fit, Fit]:
@@ -468,12 +500,14 @@ def fits_of(body: str, *shapes: tuple[int, ...]) -> tuple[Fit, Fit]:
     return first, second
 
 
-def unfolded_bytes(fits: tuple[Fit, Fit], scene: Scene, size: tuple[int, ...]) -> int:
+def unfolded_bytes(fits: Sequence[Fit], scene: Scene, size: tuple[int, ...]) -> int:
     """Return what the patches of all samples take."""
     if scene.box is not None:
         size = tuple(each.length for each in scene.box)
-    inner = scene.windows[0].places(size)
-    places = math.prod(inner), math.prod(scene.windows[1].places(inner))
+    places = []
+    for window in scene.windows:
+        size = window.places(size)
+        places.append(math.prod(size))
     return 4 * scene.samples * sum(n * len(fit.site.inputs) * (fit.unknowns + 1) for n, fit in zip(places, fits, strict=True))
 
 
@@ -493,7 +527,7 @@ def test_patches_take_no_more_memory_than_they_may(kind: str, channels: int, siz
         fits = fits_of(EXPANDING.format(c=c), (c, c // 4, 1, 1), (c, 1, 3, 3))
     else:
         fits = fits_of(DENSE, (c // 2, c // 2, 3, 3), (c // 2, c // 2, 3, 3))
-    scene = Scene.of(*fits, size)
+    scene = Scene.of(fits, size)
     assert scene is not None
     assert scene.samples >= 3
     assert unfolded_bytes(fits, scene, size) <= UNFOLDED_BYTES
@@ -502,32 +536,32 @@ def test_patches_take_no_more_memory_than_they_may(kind: str, channels: int, siz
     assert (scene.box is not None) == (math.prod(size) > 2000)
 
 
-def test_a_pair_is_left_alone_whose_one_sample_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_module, "UNFOLDED_BYTES", 10**4)
+def test_a_chain_is_left_alone_whose_one_sample_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_module, "UNFOLDED_BYTES", 10**4)
     dense, plan = residual_net(), plan_of(grouped("first", 8, 8))
     found = recover(dense, plan, RESIDUAL_FEEDS)
-    expected = recover(dense, plan, RESIDUAL_FEEDS, options=FitOptions(has_pairs=False))
+    expected = recover(dense, plan, RESIDUAL_FEEDS, options=FitOptions(has_chains=False))
     assert found.model.SerializeToString() == expected.model.SerializeToString()
 
 
 def test_images_too_small_for_a_crop_without_padding_are_looked_at_whole() -> None:
     body = "a = Conv <pads = [1, 1, 1, 1]> (x, w1, b1) b = Conv <dilations = [40, 40], pads = [40, 40, 40, 40]> (a, w2, b2)"
-    scene = Scene.of(*fits_of(body, (4, 4, 3, 3), (4, 4, 3, 3)), (64, 64))
+    scene = Scene.of(fits_of(body, (4, 4, 3, 3), (4, 4, 3, 3)), (64, 64))
     assert scene is not None
     assert scene.box is None
 
 
 @pytest.mark.skipif(not ZOO.exists(), reason="the real models of ../shared/zoo are not here")
-def test_every_pair_of_a_mobile_net_has_its_samples() -> None:
+def test_every_chain_of_a_mobile_net_has_its_samples() -> None:
     model = onnx.load(ZOO / "imagenet_mobilenet_v2_bn.onnx")
     shapes, constants = subject(model).shapes, Constants(model)
     sites = {site.name: site for site in find_sites(Flow(model), constants, Matched())}
-    pairs = find_pairs(Flow(model), list(sites.values()))
-    assert len(pairs) > 30
-    for second, first in pairs.items():
-        fits = Fit.of(first, constants, constants), Fit.of(sites[second], constants, constants)
-        size = (224, 224) if first.source in Flow(model).inputs else shapes[first.source][2:]
-        scene = Scene.of(*fits, size)
+    chains = find_chains(Flow(model), list(sites.values()))
+    assert [len(before) for before in chains.values()].count(2) > 15
+    for last, before in chains.items():
+        fits = [Fit.of(site, constants, constants) for site in (*before, sites[last])]
+        size = (224, 224) if before[0].source in Flow(model).inputs else shapes[before[0].source][2:]
+        scene = Scene.of(fits, size)
         assert scene is not None
         assert scene.samples >= 25
         assert unfolded_bytes(fits, scene, size) <= UNFOLDED_BYTES
