@@ -160,7 +160,7 @@ def _uniform_plan(row: Row, model: Path, calib: Any) -> Any:
     from onnx_gconv.plans import PlannedSpace, Totals
 
     spaces = tuple(PlannedSpace(space.name, space.channels, keep) for space, keep in chosen)
-    return replace(planned, spaces=spaces, dropped=(), layers=(), after=Totals(*forms.menu.totals(widths, none)))
+    return replace(planned, spaces=spaces, dropped=(), layers=(), after=Totals(*forms.menu.totals(widths, none)[:2]))
 
 
 def _norms(model: Any, writer: str, weights: Mapping[str, Any]) -> Any:

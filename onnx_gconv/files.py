@@ -128,6 +128,11 @@ def result_files(model: Path) -> tuple[Path, Path, Path]:
     return model, model.with_name(f"{model.stem}.plan.json"), model.with_name(f"{model.stem}.report.json")
 
 
+def precision_file(model: Path, precision: str) -> Path:
+    """Return where a compressed model goes in another precision."""
+    return model.with_name(f"{model.stem}.{precision}.onnx")
+
+
 def data_file(model: Path) -> Path:
     """Return where the weights of a model go that do not fit into its file."""
     return model.with_name(f"{model.name}.data")

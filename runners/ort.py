@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import platform
 import random
 import statistics
 import subprocess
@@ -295,6 +296,17 @@ def fitted(nodes, total_ms):
     return [(name, kind, median_ms * total_ms / seen_ms if seen_ms else 0.0) for name, kind, median_ms in nodes]
 
 
+def instructions():
+    """Return the widest vectors of this CPU that ONNX Runtime has kernels for: what channels are blocked by depends on them."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = set(file.read().split())
+    except OSError:
+        flags = set()
+    known = (("avx512f", "avx512"), ("avx2", "avx2"), ("avx", "avx"), ("asimd", "neon"), ("neon", "neon"))
+    return next((name for flag, name in known if flag in flags), platform.machine().lower() or "unknown")
+
+
 def device(args):
     """Return what is measured: the CPU's name, or the GPU's."""
     name, capability = None, None
@@ -311,13 +323,16 @@ def device(args):
             name, capability = (part.strip() for part in text.split(",", 1))
         except (OSError, ValueError, subprocess.SubprocessError):
             pass
-    return {
+    found = {
         "name": name,
         "compute_capability": capability,
         "power_mode": None,
         "clocks_locked": None,
         "threads": args.threads if args.provider == "cpu" else None,
     }
+    if args.provider == "cpu":
+        found["instructions"] = instructions()
+    return found
 
 
 def measure(args):

@@ -241,7 +241,7 @@ def test_inspect_evaluate_and_explore() -> None:
         ({"groups": 0}, "--groups: 0 is not a whole number of at least 1"),
         ({"max_macs": 0.5, "solver": "magic"}, "--solver 'magic' is not known: choose from best, paper, plain"),
         ({"max_macs": 0.5, "cost": "trial"}, "--cost trial is measured on data"),
-        ({"max_latency": 0.5}, "--max-latency needs times"),
+        ({"max_latency": 0.5, "target": "tensorrt"}, "--max-latency for --target tensorrt needs times"),
         ({"max_macs": 0.5, "include": "("}, "not a regular expression"),
         ({"max_macs": 0.5, "effort": 7}, "--effort 7 is not known"),
         ({"max_macs": 0.5, "seed": True}, "--seed: True is not a whole number"),

@@ -36,8 +36,8 @@ REPORT_KEYS = {
     *("gathers", "verify", "recovery", "latency", "seconds"),
     # Beyond the design (docs/contracts.md): how good the search is, accuracy, and what the times of the layers promise.
     *("search", "evaluation", "predicted_latency"),
-    # Forms beside groups.
-    *("forms", "spaces", "dropped", "changed"),
+    # Forms beside groups, and the result in fewer bits.
+    *("forms", "spaces", "dropped", "changed", "quantised"),
 }
 COST_KEYS = {"params", "macs", "flops", "bytes", "nodes"}
 REPORT_LAYER_KEYS = {"name", "label", "groups", "kept", "macs_before", "macs_after"}

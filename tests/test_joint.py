@@ -2,8 +2,9 @@
 
 import itertools
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -41,10 +42,11 @@ def as_it_is(menu: Menu) -> Choice:
     return (0,) * len(menu.spaces), (0,) * len(menu.products)
 
 
-def share_of(menu: Menu, params: float | None, macs: float | None = None) -> Budget:
+def share_of(menu: Menu, params: float | None, macs: float | None = None, latency: float | None = None) -> Budget:
     """The budget at these shares of the model as it is."""
-    whole = zip(menu.totals(*as_it_is(menu)), (params, macs), strict=True)
-    return Budget(*(None if part is None else int(part * amount) for amount, part in whole))
+    whole = zip(menu.dense, (params, macs, latency), strict=True)
+    max_params, max_macs, max_ns = (None if part is None else int(part * amount) for amount, part in whole)
+    return Budget(max_params, max_macs, max_latency_ms=None if max_ns is None else max_ns / 1e6)
 
 
 def checked(menu: Menu, budget: Budget, *, seconds: float = 60.0) -> JointResult:
@@ -68,12 +70,15 @@ def check_optimum(menu: Menu, budget: Budget) -> None:
         return
     with pytest.raises(BudgetError, match="cannot be met") as refused:
         search_joint(menu, budget)
-    amounts = {name: int(value.replace(",", "")) for name, value in re.findall(r"--(\S+) from ([\d,]+)", refused.value.hint)}
-    assert {name.replace("-", "_") for name in amounts} == budget.as_dict().keys()
-    offered = Budget(**{name.replace("-", "_"): value for name, value in amounts.items()})
-    checked(menu, offered)
-    if len(amounts) == 1:  # of both together, one could be less where the other is more
-        assert optimum(menu, Budget(**{name: value - 1 for name, value in offered.as_dict().items()})) is None
+    found = re.findall(r"--(\S+) from ([\d,.]+)(?:ms)?", refused.value.hint)
+    amounts = {name.replace("-", "_").replace("latency", "latency_ms"): value.replace(",", "") for name, value in found}
+    assert amounts.keys() == budget.as_dict().keys()
+    max_ms = amounts.pop("max_latency_ms", None)
+    counted = Budget(**{name: int(value) for name, value in amounts.items()})
+    checked(menu, replace(counted, max_latency_ms=None if max_ms is None else float(max_ms)))
+    if len(found) == 1:  # of several together, one could be less where another is more
+        less = Budget(**{name: value - 1 for name, value in counted.as_dict().items()})
+        assert optimum(menu, less if max_ms is None else Budget(max_latency_ms=float(max_ms) - 1e-4)) is None
 
 
 # Few different costs, zero among them: ties everywhere.
@@ -92,6 +97,19 @@ def rows(draw: st.DrawFn) -> SpaceRow:
     return SpaceRow("space", (Width(full, 0.0), *(Width(channels, draw(costs)) for channels in sorted(narrower, reverse=True))))
 
 
+@dataclass(frozen=True)
+class Noise:
+    """Times without any rule: fewer channels may be slower. Tens of microseconds."""
+
+    seed: int
+
+    def __call__(self, ins: int, outs: int, groups: int) -> int:
+        return 1000 * (zlib.crc32(repr((self.seed, ins, outs, groups)).encode()) % 40)
+
+
+clocks = st.one_of(st.none(), st.integers(0, 99).map(Noise))
+
+
 @st.composite
 def products(draw: st.DrawFn, spaces: int) -> Product:
     members = some(st.integers(0, spaces - 1), 0, min(spaces, 3), unique=True)
@@ -100,23 +118,27 @@ def products(draw: st.DrawFn, spaces: int) -> Product:
     if counts[0] > 1 and (ins.spaces or outs.spaces or ins.fixed % 2 or outs.fixed % 2):
         counts = (1,)
     options = tuple(GroupCount(groups, draw(costs) if place else 0.0) for place, groups in enumerate(counts))
-    return Product(("layer",), ins, outs, draw(st.sampled_from([1, 9, 25])), draw(st.sampled_from([0, 9, 7 * 49])), options)
+    units = draw(st.sampled_from([1, 9, 25])), draw(st.sampled_from([0, 9, 7 * 49]))
+    return Product(("layer",), ins, outs, *units, options, draw(clocks))
 
 
 @st.composite
 def menus(draw: st.DrawFn) -> Menu:
     spaces = draw(some(rows(), 1, 4))
     alike = some(st.integers(0, len(spaces) - 1), 1, min(len(spaces), 3), unique=True)
-    return Menu(
+    menu = Menu(
         spaces=spaces,
         products=draw(some(products(len(spaces)), 1, 4)),
         together=draw(some(alike, 0, 1)),
         fixed_params=draw(st.integers(0, 50)),
         fixed_macs=draw(st.integers(0, 50)),
     )
+    # Layers may take longer alone than in the model, which as it is takes some time.
+    return replace(menu, fixed_latency_ns=max(1000 * draw(st.integers(-20, 50)), -menu.dense[2]))
 
 
-shares = st.tuples(st.floats(0, 1.1), st.one_of(st.none(), st.floats(0, 1.1))).flatmap(st.permutations)
+maybe = st.one_of(st.none(), st.floats(0, 1.1))
+shares = st.tuples(st.floats(0, 1.1), maybe, maybe).flatmap(st.permutations)
 
 
 # With tables of one cell at most, all variables are relaxed; where no pair may be listed, HiGHS decides.
@@ -135,12 +157,19 @@ def test_it_equals_brute_force_within_the_budget_and_with_proof(
 
 
 @settings(deadline=None, max_examples=200)
-@given(menus(), st.integers(0), st.integers(-1, 1), st.sampled_from(["params", "macs", "flops", "both"]))
+@given(menus(), st.integers(0), st.integers(-1, 1), st.sampled_from(["params", "macs", "flops", "latency", "both", "all"]))
 def test_budgets_at_what_a_choice_takes_are_kept_to_the_last_one(menu: Menu, pick: int, more: int, kind: str) -> None:
     choices = list(all_choices(menu))
-    params, macs = (max(0, amount + more) for amount in menu.totals(*choices[pick % len(choices)]))
-    budgets = {"params": Budget(params), "macs": Budget(None, macs), "flops": Budget(None, None, 2 * macs + 1)}
-    check_optimum(menu, budgets.get(kind, Budget(params, macs)))
+    params, macs, ns = (max(0, amount + more) for amount in menu.totals(*choices[pick % len(choices)]))
+    budgets = {
+        "params": Budget(params),
+        "macs": Budget(None, macs),
+        "flops": Budget(None, None, 2 * macs + 1),
+        "latency": Budget(max_latency_ms=ns / 1e6),
+        "both": Budget(params, macs),
+        "all": Budget(params, macs, max_latency_ms=ns / 1e6),
+    }
+    check_optimum(menu, budgets[kind])
 
 
 @settings(deadline=None, max_examples=50)
@@ -152,7 +181,7 @@ def test_a_looser_budget_never_costs_more(menu: Menu, parts: list[float]) -> Non
 
 
 @settings(deadline=None, max_examples=50)
-@given(menus(), st.sampled_from([0, 1]))
+@given(menus(), st.sampled_from([0, 1, 2]))
 def test_the_smallest_totals_are_those_of_a_choice_and_none_has_less(menu: Menu, row: int) -> None:
     totals = {menu.totals(*choice) for choice in all_choices(menu)}
     smallest = smallest_totals(menu, row)
@@ -187,6 +216,19 @@ def curve(rng: np.random.Generator, full: int, step: int, *, can_go: bool = Fals
     return SpaceRow("space", tuple(Width(w, float(costs[full - w])) for w in (*range(full, 0, -step), *[0] * can_go)))
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """Times as a CPU has them: blocks of channels that are full or not, small groups that are slow, and noise."""
+
+    seed: int
+    work: int  # MACs for each pair of channels
+
+    def __call__(self, ins: int, outs: int, groups: int) -> int:
+        blocks = -(-ins // groups // 8) * -(-outs // groups // 8) * groups * 64
+        noise = 1 + zlib.crc32(repr((self.seed, ins, outs, groups)).encode()) % 1000 / 20000
+        return round(3000 + blocks * self.work * noise / 30 + 20 * (ins + outs))
+
+
 class Drawing:
     """A menu as it is drawn, layer after layer."""
 
@@ -205,7 +247,8 @@ class Drawing:
             g for g in (2**k for k in range(10)) if g <= self.most_groups and whole.full(ins) % g == whole.full(outs) % g == 0
         ]
         options = (GroupCount(g, float(scale * ((1 - 1 / g) ** power + np.log2(g) / 10))) for g in counts)
-        self.products.append(Product((f"conv{len(self.products)}",), ins, outs, taps, taps * pixels, tuple(options)))
+        kernel = Kernel(int(self.rng.integers(1 << 30)), taps * pixels)
+        self.products.append(Product((f"conv{len(self.products)}",), ins, outs, taps, taps * pixels, tuple(options), kernel))
         self.products.append(Product((), Side(1), outs, 2, 0))  # scale and bias of the normalisation
 
     def bottleneck(self, ins: Side, outs: Side, inner: int, step: int, pixels: int, *, can_go: bool) -> None:
@@ -224,7 +267,7 @@ class Drawing:
 
     @property
     def menu(self) -> Menu:
-        return Menu(tuple(self.spaces), tuple(self.products), tuple(self.together), 1000, 10**6)
+        return Menu(tuple(self.spaces), tuple(self.products), tuple(self.together), 1000, 10**6, 10**5)
 
 
 def resnet56(seed: int) -> Menu:
@@ -296,9 +339,11 @@ def test_what_is_listed_is_what_the_solver_finds() -> None:
 REAL = [resnet56, resnet50, resnet164, densenet86]
 
 
-@pytest.mark.parametrize("parts", [(0.5, None), (0.6, 0.4)], ids=["params", "both"])
+@pytest.mark.parametrize(
+    "parts", [(0.5, None), (0.6, 0.4), (None, None, 0.5), (0.5, 0.6, 0.6)], ids=["params", "both", "latency", "all"]
+)
 @pytest.mark.parametrize("model", REAL)
-def test_menus_of_real_shapes_are_solved_with_proof(model: Callable[[int], Menu], parts: tuple[float, float | None]) -> None:
+def test_menus_of_real_shapes_are_solved_with_proof(model: Callable[[int], Menu], parts: tuple[float | None, ...]) -> None:
     menu = model(0)
     assert checked(menu, share_of(menu, *parts)).gap == 0
 
@@ -308,7 +353,7 @@ def test_menus_of_real_shapes_are_solved_with_proof(model: Callable[[int], Menu]
 @pytest.mark.parametrize("model", REAL)
 def test_so_they_are_at_every_budget(model: Callable[[int], Menu], seed: int) -> None:
     menu = model(seed)
-    for parts in ((0.35, None), (None, 0.3), (0.7, 0.8), (0.35, 0.5)):
+    for parts in ((0.35, None), (None, 0.3), (0.7, 0.8), (0.35, 0.5), (None, None, 0.35), (None, None, 0.8), (0.5, 0.6, 0.6)):
         assert checked(menu, share_of(menu, *parts)).gap == 0
 
 
@@ -336,7 +381,7 @@ def test_without_spaces_it_is_the_search_over_groups() -> None:
         options = tuple(GroupCount(2**k, costs[k]) for k in range(6))
         layer = Product(("layer",), Side(64), Side(32), 9, 9 * int(rng.choice([49, 196, 784])), options)
         layers.append(layer)
-        table.append(Row(layer.names, tuple(Option(o.groups, o.cost, *layer.amounts(64, 32, o.groups)) for o in options)))
+        table.append(Row(layer.names, tuple(Option(o.groups, o.cost, *layer.amounts(64, 32, o.groups)[:2]) for o in options)))
     menu = Menu((), tuple(layers))
     budget = share_of(menu, 0.4, 0.3)
     assert checked(menu, budget).cost == pytest.approx(search_exact(Table(tuple(table), 0, 0), budget).cost, abs=HIGHS)
@@ -344,7 +389,7 @@ def test_without_spaces_it_is_the_search_over_groups() -> None:
 
 def test_a_budget_that_the_model_meets_costs_nothing() -> None:
     menu = resnet164(0)
-    assert search_joint(menu, Budget(*menu.totals(*as_it_is(menu)))) == JointResult(*as_it_is(menu), 0.0, 0.0)
+    assert search_joint(menu, Budget(*menu.dense[:2])) == JointResult(*as_it_is(menu), 0.0, 0.0)
     assert search_joint(menu, Budget()) == JointResult(*as_it_is(menu), 0.0, 0.0)
     assert search_joint(Menu((), (), fixed_params=5), Budget(max_params=5)) == JointResult((), (), 0.0, 0.0)
 
@@ -377,15 +422,30 @@ def test_a_refusal_tells_the_smallest_model() -> None:
     with pytest.raises(BudgetError) as refused:
         search_joint(menu, Budget(max_params=10, max_flops=2))
     assert str(refused.value) == (
-        "the budget cannot be met: you asked for max params 10, max flops 2, but even the smallest model has 80 parameters and "
+        "the budget cannot be met: you asked for max params 10, max flops 2, but even the smallest model needs 80 parameters and "
         "160 FLOPs."
     )
     assert refused.value.hint.startswith("feasible: --max-params from 80 (100.00%); --max-flops from 160 (12.50%) up to 100%; ")
 
 
-def test_a_latency_is_refused() -> None:
-    with pytest.raises(BudgetError, match="latency"):
-        search_joint(pulled_apart(), Budget(max_latency_ms=3.0))
+def test_a_refusal_of_a_time_tells_the_fastest_model_which_need_not_be_the_smallest() -> None:
+    space = SpaceRow("space", (Width(8, 0.0), Width(6, 1.0), Width(4, 2.0)))
+    times = {8: 5_000_000, 6: 2_345_678, 4: 3_000_000}
+    conv = Product(("layer",), Side(3), Side(0, (0,)), 9, 9, clock=lambda ins, outs, groups: times[outs])
+    menu = Menu((space,), (conv,), fixed_latency_ns=1_000_000)
+    with pytest.raises(BudgetError) as refused:
+        search_joint(menu, Budget(max_latency_ms=3.0))
+    assert str(refused.value) == (
+        "the budget cannot be met: you asked for max latency ms 3.0, but even the smallest model needs 3.3457 ms."
+    )
+    assert refused.value.hint.startswith("feasible: --max-latency from 3.3457ms (55.77%) up to 100%; ")
+    assert checked(menu, Budget(max_latency_ms=3.3457)).widths == (1,)
+
+
+def test_what_is_gone_takes_no_time() -> None:
+    space = SpaceRow("space", (Width(8, 0.0), Width(0, 1.0)))
+    conv = Product(("layer",), Side(0, (0,)), Side(4), 9, 9, clock=lambda ins, outs, groups: 10**6)
+    assert Menu((space,), (conv,), fixed_latency_ns=5).totals((1,), (0,)) == (0, 0, 5)
 
 
 def test_the_gap_is_told_as_by_the_other_search() -> None:
@@ -411,6 +471,6 @@ def test_groups_divide_both_sides_and_do_not_tear_what_was_joined() -> None:
     assert [able(beside, (width, 0)) for width in range(3)] == [[0, 1, 2], [0], [0]]
     assert menu.is_legal((2, 2), (0, 0, 0))
     assert not menu.is_legal((2, 0), (0, 0, 0))
-    assert menu.totals((1, 0), (1, 0, 0)) == (5 + 24 + 112 + 112, 7 + 3 * (24 + 112 + 112))
-    assert menu.totals((2, 2), (0, 0, 0)) == (5 + 64, 7 + 3 * 64)
+    assert menu.totals((1, 0), (1, 0, 0)) == (5 + 24 + 112 + 112, 7 + 3 * (24 + 112 + 112), 0)
+    assert menu.totals((2, 2), (0, 0, 0)) == (5 + 64, 7 + 3 * 64, 0)
     assert menu.cost((1, 0), (1, 0, 0)) == 2

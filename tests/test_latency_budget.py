@@ -14,22 +14,20 @@ from hypothesis import strategies as st
 from tiny import conv_net, gconv, save, set_tensor
 
 from onnx_gconv import timing
-from onnx_gconv.deploy import sweep as sweeping
 from onnx_gconv.deploy.one_layer import gather_models, layer_model, layer_shape
-from onnx_gconv.deploy.sweep import Gauge, latencies_of, structure_of, sweep
+from onnx_gconv.deploy.sweep import Gauge, structure_of, sweep, times_of
 from onnx_gconv.deploy.time_table import TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import MeasuredModel, Spread, Timing
 from onnx_gconv.errors import BudgetError, DeployError
 from onnx_gconv.model.network import Network, read
 from onnx_gconv.model.shapes import input_shapes
-from onnx_gconv.pipeline import in_time
+from onnx_gconv.pipeline import facts, in_time
 from onnx_gconv.plans import read_plan
-from onnx_gconv.runtime import random_feeds, run, session
+from onnx_gconv.runtime import random_feeds, run, session, with_outputs
 from onnx_gconv.search.budget import Budget, parse_latency
 from onnx_gconv.search.exact import search_exact
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Option, Row, Table
-from onnx_gconv.search.target import CHANNEL_BLOCK
 
 MS = 10**6  # nanoseconds
 
@@ -127,11 +125,12 @@ def test_a_one_layer_model_is_the_layer() -> None:
     assert shape is not None
     for groups in (1, 2, 8):
         alone = layer_model(shape, groups)
-        feeds = random_feeds(alone, {"x": shape.input}, np.random.default_rng(0))
-        output = run(session(alone), feeds)["y"]
-        assert isinstance(output, np.ndarray)
-        assert output.shape == network.shapes["c2"]
-        conv = alone.graph.node[0]
+        feeds = random_feeds(alone, input_shapes(alone, {}), np.random.default_rng(0))
+        found = run(session(with_outputs(alone, ["grown", "result"])), feeds)
+        assert isinstance(found["grown"], np.ndarray)
+        assert isinstance(found["result"], np.ndarray)
+        assert (found["grown"].shape, found["result"].shape) == (shape.input, network.shapes["c2"])
+        conv = next(node for node in alone.graph.node if node.name == "Conv")
         assert next(attribute.i for attribute in conv.attribute if attribute.name == "group") == groups
 
 
@@ -172,8 +171,8 @@ class ToyDevice:
         return [timing_of(self.slowness * self.milliseconds(model), device=self.name) for model in models]
 
     def milliseconds(self, model: onnx.ModelProto) -> float:
-        kinds = [node.op_type for node in model.graph.node]
-        weights = sum(np.prod(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) == 4)
+        kinds = [node.op_type for node in model.graph.node if node.name != "Conv_stem"]
+        weights = sum(np.prod(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) == 4 and tensor.name != "stem")
         return float(0.1 * kinds.count("Gather") + kinds.count("Conv") + weights / 1000)
 
 
@@ -182,13 +181,18 @@ def swept(model: onnx.ModelProto, path: Path, toy: ToyDevice, *, block: int = 1)
     return sweep(model, network_of(model), path, device=device, progress=lambda *_: None)
 
 
+def groups_at(table: TimeTable, channels: int) -> list[list[int]]:
+    """Return the numbers of groups that were timed of the Convs as wide as they are."""
+    return [sorted(times) for shape, times in table.layers.items() if shape.input[1] == shape.out_channels == channels]
+
+
 def test_a_sweep_times_every_layer_and_number_of_groups_once(tmp_path: Path) -> None:
     toy, model = ToyDevice(), conv_net()
     table = swept(model, tmp_path / "t.json", toy)
-    assert [sorted(times) for times in table.layers.values()] == [[1, 2, 4, 8]] * 2  # c2 and c3; c1 cannot be grouped
-    latencies = latencies_of(table, model, network_of(model), path=tmp_path / "t.json")
-    assert latencies.dense_ms == pytest.approx(toy.milliseconds(model))
-    assert latencies.saved_ms("c2", 1, 2) == pytest.approx(0.288)  # half of 8 x 8 x 9 weights
+    assert groups_at(table, 8) == [[1, 2, 4, 8]] * 2  # c2 and c3; c1 cannot be grouped
+    times = times_of(table, model, network_of(model), path=tmp_path / "t.json")
+    assert times.dense_ms == pytest.approx(toy.milliseconds(model))
+    assert times.layer_ns("c2", 8, 8, 1) - times.layer_ns("c2", 8, 8, 2) == 288_000  # half of 8 x 8 x 9 weights
     assert {round(time.ms, 6) for time in table.gathers.values()} == {0.1}
     again = ToyDevice()
     assert swept(model, tmp_path / "t.json", again) == table
@@ -197,7 +201,7 @@ def test_a_sweep_times_every_layer_and_number_of_groups_once(tmp_path: Path) -> 
 
 def test_a_block_leaves_out_small_groups(tmp_path: Path) -> None:
     table = swept(conv_net(channels=16), tmp_path / "t.json", ToyDevice(), block=4)
-    assert [sorted(times) for times in table.layers.values()] == [[1, 2, 4]] * 2
+    assert groups_at(table, 16) == [[1, 2, 4]] * 2
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -211,7 +215,8 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         sweep(conv_net(), network_of(conv_net()), path, device=Gauge(interrupted, None, 1), progress=lambda *_: None)
-    assert len(read_table(path).layers) == 1
+    assert read_table(path).models == whole.models
+    assert not read_table(path).layers
     assert swept(conv_net(), path, toy) == whole
 
 
@@ -244,7 +249,7 @@ def test_fine_tuning_does_not_make_the_table_void_and_another_size_does(tmp_path
     assert structure_of(tuned, network_of(tuned)) == structure_of(model, network_of(model))
     larger = conv_net(size=16)
     with pytest.raises(DeployError, match="has no time for this model at this input shape"):
-        latencies_of(table, larger, network_of(larger), path=path)
+        times_of(table, larger, network_of(larger), path=path)
 
 
 @pytest.mark.parametrize(
@@ -318,9 +323,10 @@ def test_a_budget_of_time_that_cannot_be_met_names_what_can(tmp_path: Path, tabl
     assert "feasible: --max-latency from" in done.err
 
 
-def test_a_budget_of_time_without_times_is_a_usage_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["tensorrt", "generic"])
+def test_a_budget_of_time_for_another_device_needs_its_times(tmp_path: Path, target: str) -> None:
     save(conv_net(), tmp_path / "net.onnx")
-    done = gconv("compress", tmp_path / "net.onnx", "--max-latency", "60%")
+    done = gconv("compress", tmp_path / "net.onnx", "--max-latency", "60%", "--target", target)
     assert done.code == 2
     assert "--timing" in done.err
 
@@ -331,11 +337,11 @@ def test_a_result_that_takes_longer_than_predicted_is_planned_again_tighter(
     write_table(replace(read_table(table), bench=replace(read_table(table).bench, host=None)), table)
     toy, slow = ToyDevice(), 1.1  # grouped models take a tenth longer here than in the table
 
-    def measured(dense: onnx.ModelProto, result: onnx.ModelProto, feeds: object, *, seconds: float) -> timing.Latency:
+    def measured(dense: onnx.ModelProto, result: onnx.ModelProto, feeds: object, *, seconds: float, threads: int) -> timing.Latency:
         return timing.Latency("ort-cpu", toy.milliseconds(dense), slow * toy.milliseconds(result))
 
     monkeypatch.setattr(in_time, "compare_latency", measured)
-    monkeypatch.setitem(CHANNEL_BLOCK, "ort-cpu", 1)
+    monkeypatch.setattr(facts, "block_here", lambda **_: 1)
     flags = ("--max-latency", "80%", "--timing", table, "--json")
     done = gconv("compress", tmp_path / "net.onnx", *flags)
     assert done.code == 0, done.err
@@ -356,12 +362,12 @@ def test_a_tighter_budget_that_cannot_be_met_leaves_the_next_way_its_turn(
     write_table(replace(read_table(table), bench=replace(read_table(table).bench, host=None)), table)
     toy, slow = ToyDevice(), [1.0, 3.0]
 
-    def measured(dense: onnx.ModelProto, result: onnx.ModelProto, feeds: object, *, seconds: float) -> timing.Latency:
+    def measured(dense: onnx.ModelProto, result: onnx.ModelProto, feeds: object, *, seconds: float, threads: int) -> timing.Latency:
         # The first model, without Gathers, takes so long that no tighter budget makes up for it; the next way is fine.
         return timing.Latency("ort-cpu", toy.milliseconds(dense), slow.pop() * toy.milliseconds(result))
 
     monkeypatch.setattr(in_time, "compare_latency", measured)
-    monkeypatch.setitem(CHANNEL_BLOCK, "ort-cpu", 1)
+    monkeypatch.setattr(facts, "block_here", lambda **_: 1)
     flags = ("compress", tmp_path / "net.onnx", "--max-latency", "80%", "--timing", table, "--json", "-v")
     done = gconv(*flags)
     assert done.code == 0, done.err
@@ -373,13 +379,13 @@ def test_a_tighter_budget_that_cannot_be_met_leaves_the_next_way_its_turn(
 
 def test_a_report_says_that_a_forced_model_is_over_its_budget(tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_table(replace(read_table(table), bench=replace(read_table(table).bench, host=None)), table)
-    monkeypatch.setattr(in_time, "compare_latency", lambda *_, seconds: timing.Latency("ort-cpu", 1.0, 0.9))
-    monkeypatch.setitem(CHANNEL_BLOCK, "ort-cpu", 1)
+    monkeypatch.setattr(in_time, "compare_latency", lambda *_, **__: timing.Latency("ort-cpu", 1.0, 0.9))
+    monkeypatch.setattr(facts, "block_here", lambda **_: 1)
     done = gconv("compress", tmp_path / "net.onnx", "--max-latency", "80%", "--timing", table, "--json", "--force")
     assert done.code == 0, done.err
     assert "it takes 0.90 of the dense time, over the 0.80 allowed; written because of --force" in done.err
     assert json.loads(done.out)["budget_met"] is False
-    monkeypatch.setattr(in_time, "compare_latency", lambda *_, seconds: timing.Latency("ort-cpu", 1.0, 1.5))
+    monkeypatch.setattr(in_time, "compare_latency", lambda *_, **__: timing.Latency("ort-cpu", 1.0, 1.5))
     done = gconv("compress", tmp_path / "net.onnx", "--max-macs", "80%", "--target", "ort-cpu", "--json", "--force")
     assert json.loads(done.out)["budget_met"] is True, "slower than the model, but no limit was on its time"
 
@@ -390,10 +396,10 @@ def test_bench_sweep_fills_a_table_that_compress_reads(tmp_path: Path) -> None:
     flags = ("--runner", "ort-cpu", "--sweep", "--seconds", "0.06", "--timing-out", tmp_path / "t.json")
     done = gconv("bench", tmp_path / "net.onnx", *flags)
     assert done.code == 0, done.err
-    assert "4 times of 2 layer shapes" in done.err  # 32 channels in blocks of 16: one or two groups
+    assert "12 times of 10 layer shapes" in done.err  # widths of 16 and 32, and two groups
     made = read_table(tmp_path / "t.json")
     assert (made.bench.runner, made.bench.threads, made.bench.host) == ("ort-cpu", 1, None)
-    assert sweeping.latencies_of(made, conv_net(channels=32), network_of(conv_net(channels=32)), path=tmp_path).dense_ms > 0
+    assert times_of(made, conv_net(channels=32), network_of(conv_net(channels=32)), path=tmp_path).dense_ms > 0
     done = gconv("plan", tmp_path / "net.onnx", "--max-latency", "100%", "--timing", tmp_path / "t.json", "-o", tmp_path / "p.json")
     assert done.code == 0, done.err
     assert "predicted on ort-cpu" in done.err

@@ -32,7 +32,7 @@ FLOW = {
         *("recover", "data", "errors", "evaluation", "listener", "model", "plans", "rewrite", "runtime", "solve"),
         "verification",
     },
-    "timing": {"runtime"},
+    "timing": {"model", "runtime"},
     "torch": {"torch", "data", "errors", "files", "listener", "model", "plans", "rewrite", "runtime", "verification"},
     "deploy": {"deploy", "errors", "fields", "files", "listener", "model", "runtime", "search"},
 }

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_gconv
 from onnx_gconv.cli import options
@@ -57,17 +57,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser)
 
 
+# The flags that say where and how to measure.
+DEVICE = ("runner", "precision", "seconds", "threads", "host", "python", "trtexec", "timeout")
+
+
+def _wishes(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the wishes that are not the device's."""
+    return {name: value for name, value in options.wishes(args).items() if name not in DEVICE}
+
+
 def run(args: argparse.Namespace) -> int:
     if args.trtexec is not None and args.runner != "trtexec":
         raise UsageError("--trtexec is for --runner trtexec")
-    names = ("runner", "precision", "seconds", "threads", "host", "python", "trtexec", "timeout")
-    device = onnx_gconv.Device(**{name: getattr(args, name) for name in names})
+    device = onnx_gconv.Device(**{name: getattr(args, name) for name in DEVICE})
     if args.sweep:
         return _sweep(args, device)
     files = [] if args.timing_out is None else _numbered(args.timing_out, len(args.models))
     options.check_outputs(args, *files)
     with Story(args) as story:
-        timings = onnx_gconv.bench(args.models, device, listener=story.listener, **options.wishes(args))
+        timings = onnx_gconv.bench(args.models, device, listener=story.listener, **_wishes(args))
     if files:
         with staged(args.timing_out.parent) as staging:
             for file, timing in zip(files, timings, strict=True):
@@ -89,7 +97,7 @@ def _sweep(args: argparse.Namespace, device: "onnx_gconv.Device") -> int:
         raise UsageError("--sweep needs --timing-out FILE, and a runner that runs")
     options.check_outputs(args, args.timing_out)
     with Story(args) as story:
-        table = onnx_gconv.sweep(args.models, device, args.timing_out, listener=story.listener, **options.wishes(args))
+        table = onnx_gconv.sweep(args.models, device, args.timing_out, listener=story.listener, **_wishes(args))
         times = sum(len(by_groups) for by_groups in table.layers.values())
         story.tell(f"wrote {args.timing_out}: {times} times of {len(table.layers)} layer shapes, {len(table.gathers)} of Gathers")
     if args.json:

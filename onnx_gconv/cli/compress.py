@@ -8,7 +8,7 @@ import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.plan import tell_search
 from onnx_gconv.cli.story import Story
-from onnx_gconv.files import result_files
+from onnx_gconv.files import precision_file, result_files
 from onnx_gconv.report.wording import what_was_done
 
 if TYPE_CHECKING:
@@ -20,12 +20,15 @@ The whole job: plan, recover, write, verify, report. Writes OUT.onnx, OUT.plan.j
   onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --eval test.npz
   onnx-gconv compress model.onnx --max-flops 50% --calib photos/ --resize 256 --target ort-cpu
   onnx-gconv compress model.onnx --max-params 1.2M --exclude head -o small.onnx
+  onnx-gconv compress model.onnx --max-latency 60% --calib images.npz
 
 Give it --calib: a few hundred samples without labels. They tell which channels the model can spare, so it gets narrower where
 that costs least, and residual branches that add little are dropped. The weights that are left are fitted, layer by layer, to what
 the dense model does on the samples. That brings most of the accuracy back without training. Without --calib the Convs are grouped
-by their weights alone, nothing is fitted, and most of the accuracy is lost until you train. --eval says how much is left. --forms
-chooses otherwise:
+by their weights alone, nothing is fitted, and most of the accuracy is lost until you train. --eval says how much is left.
+
+With --max-latency the layers are timed first, on this CPU or by the table of `bench --sweep`, and on this CPU the result is
+measured as well: it is never slower than asked. --forms says what may change:
 
   onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --forms group
   onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --forms all
@@ -43,6 +46,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--eval", metavar="DATA", help="print the accuracy on this data before and after (without labels: how often both agree)"
     )
     options.add_data_flags(parser)
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "fp16", "int8"),
+        help="write the result once more in this precision, as OUT.int8.onnx or OUT.fp16.onnx beside it; needs --calib (default "
+        "fp32: only the float model)",
+    )
     options.add_lowering(parser)
     options.add_verifying(parser)
     parser.add_argument(
@@ -54,7 +63,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     output: Path = args.output or args.model.with_name(f"{args.model.stem}.gconv.onnx")
     files = result_files(output)
-    options.check_outputs(args, *files)
+    lower = [precision_file(output, args.precision)] if args.precision in ("fp16", "int8") else []
+    options.check_outputs(args, *files, *lower)
     with Story(args) as story:
         result = onnx_gconv.compress(args.model, listener=story.listener, **options.wishes(args))
         written = result.save(output)

@@ -11,12 +11,13 @@ from onnx_gconv.files import require_writable
 Size = int | tuple[int, int]
 # The flags that are wishes of the Python functions, under the same names. What is not given is left to the default there.
 WISHES = (
-    *("max_flops", "max_macs", "max_params", "max_latency", "timing", "groups", "max_group_channels", "group_config"),
+    *("max_flops", "max_macs", "max_params", "max_latency", "timing", "threads", "groups"),
+    *("max_group_channels", "group_config"),
     *("include", "exclude", "min_group_channels", "target", "criterion", "solver", "effort", "sort_rounds", "search", "cost"),
     *("gathers", "forms", "width_step", "calib", "calib_samples", "eval"),
     *("resize", "crop", "scale", "mean", "std", "channel_order"),
     *("refine_steps", "refine_data", "refine_epochs", "refine_lr", "refine_batch_size"),
-    *("lowering", "verify", "force", "input_shape", "seed", "jobs"),
+    *("precision", "lowering", "verify", "force", "input_shape", "seed", "jobs"),
 )
 
 
@@ -133,9 +134,13 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     budget.add_argument(
         "--max-latency",
         metavar="LIMIT",
-        help="time on a device, 60%% of what the model takes or 3.5ms; needs --timing, or --target ort-cpu to time the layers now",
+        help="time on a device, 60%% of what the model takes or 3.5ms. Without --timing, the layers are timed now on this CPU "
+        "(--target ort-cpu)",
     )
     budget.add_argument("--timing", type=Path, metavar="FILE", help="the table that `bench --sweep` has written")
+    budget.add_argument(
+        "--threads", type=positive, metavar="N", help="of ort-cpu, when layers and results are timed here (default 1)"
+    )
     rule = parser.add_argument_group("rule", "instead of a search under a budget").add_mutually_exclusive_group()
     rule.add_argument("--groups", type=positive, metavar="G", help="G groups wherever that is legal")
     rule.add_argument(
@@ -190,9 +195,10 @@ def _add_layers(parser: argparse.ArgumentParser) -> None:
     )
     layers.add_argument(
         "--target",
-        choices=("generic", "ort-cpu", "tensorrt"),
-        help="offer only groups and widths of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there (default "
-        "generic: groups of any size; with --timing the device that was measured)",
+        choices=("auto", "generic", "ort-cpu", "tensorrt"),
+        help="offer only groups and widths of a multiple of 16 (ort-cpu) or 8 (tensorrt) channels, the fast ones there; auto: "
+        "tensorrt where trtexec or a GPU is found, else ort-cpu (default generic: groups of any size; with --timing the device "
+        "that was measured; for a budget of time without a table ort-cpu)",
     )
 
 

@@ -14,6 +14,8 @@ from onnx_gconv.model.shapes import Shape
 # Old enough for every target, new enough for all types.
 OPSET, IR_VERSION = 13, 7
 INPUT, OUTPUT = "x", "y"
+PLANAR = 4  # axes of a tensor of images
+SEED_CHANNELS = 16  # of the single pixel that an input is made from
 
 
 @dataclass(frozen=True)
@@ -31,29 +33,59 @@ class LayerShape:
     dtype: str
 
 
-def layer_shape(layer: Layer, node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> LayerShape | None:
-    """Return the shape of a layer; None where the size of its input is not known, or numpy does not know its type."""
-    if node.input[0] not in shapes or layer.dtype == "bfloat16":
+def conv_shape(node: onnx.NodeProto, weight: Shape, dtype: str, shapes: Mapping[str, Shape]) -> LayerShape | None:
+    """Return the shape of a Conv; None where the size of its input is not known, or numpy does not know its type."""
+    if node.input[0] not in shapes or dtype == "bfloat16":
         return None
-    axes = len(layer.kernel)
+    axes = len(weight) - 2
     found = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     auto_pad = found.get("auto_pad", b"NOTSET").decode() or "NOTSET"
     return LayerShape(
         input=tuple(shapes[node.input[0]]),
-        out_channels=layer.out_channels,
-        kernel=tuple(layer.kernel),
+        out_channels=weight[0],
+        kernel=tuple(weight[2:]),
         strides=tuple(found.get("strides", (1,) * axes)),
         pads=tuple(found.get("pads", (0,) * 2 * axes)) if auto_pad == "NOTSET" else (),
         dilations=tuple(found.get("dilations", (1,) * axes)),
         auto_pad=auto_pad,
-        bias=bool(layer.bias),
-        dtype=layer.dtype,
+        bias=len(node.input) > 2 and bool(node.input[2]),
+        dtype=dtype,
     )
 
 
+def layer_shape(layer: Layer, node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> LayerShape | None:
+    """Return the shape of a layer; None where the size of its input is not known, or numpy does not know its type."""
+    return conv_shape(node, (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel), layer.dtype, shapes)
+
+
 def layer_model(shape: LayerShape, groups: int) -> onnx.ModelProto:
-    """Return a model of this one Conv, with random weights: its time does not depend on them."""
+    """Return a model of this one Conv as it stands inside a model, with random weights: its time does not depend on them.
+
+    A Conv alone would be timed with the changes to the runtime's own layout and back, which a model has at its ends only and which
+    shrink with the widths: half of MobileNet-v2's widths would look as if they took a ninth of the time. So its input is made from
+    a single pixel inside that layout, and its output becomes one again. Where a runtime has no such layout, with one or three axes
+    of pixels, it is alone.
+    """
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(shape.dtype))
+    if len(shape.input) != PLANAR:
+        node, tensors = _conv(shape, groups, INPUT, OUTPUT)
+        return _model([node], shape.input, kind, tensors)
+    batch, channels, *pixels = shape.input
+    node, tensors = _conv(shape, groups, "grown", "result")
+    stem = np.random.default_rng(1).standard_normal((channels, SEED_CHANNELS, 1, 1)).astype(shape.dtype)
+    scales = np.array([1, 1, *pixels], np.float32)
+    nearest = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    nodes = [
+        helper.make_node("Conv", [INPUT, "stem"], ["pixel"], name="Conv_stem"),
+        helper.make_node("Resize", ["pixel", "", "scales"], ["grown"], name="Resize", **nearest),
+        node,
+        helper.make_node("GlobalAveragePool", ["result"], [OUTPUT], name="GlobalAveragePool"),
+    ]
+    more = [numpy_helper.from_array(stem, "stem"), numpy_helper.from_array(scales, "scales")]
+    return _model(nodes, (batch, SEED_CHANNELS, 1, 1), kind, [*tensors, *more])
+
+
+def _conv(shape: LayerShape, groups: int, source: str, result: str) -> tuple[onnx.NodeProto, list[onnx.TensorProto]]:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((shape.out_channels, shape.input[1] // groups, *shape.kernel)).astype(shape.dtype)
     tensors = [numpy_helper.from_array(weight, "weight")]
@@ -64,8 +96,7 @@ def layer_model(shape: LayerShape, groups: int) -> onnx.ModelProto:
         attributes["pads"] = shape.pads
     else:
         attributes["auto_pad"] = shape.auto_pad
-    node = helper.make_node("Conv", [INPUT, *(tensor.name for tensor in tensors)], [OUTPUT], name="Conv", **attributes)
-    return _model([node], shape.input, kind, tensors)
+    return helper.make_node("Conv", [source, *(tensor.name for tensor in tensors)], [result], name="Conv", **attributes), tensors
 
 
 def yardstick_model() -> onnx.ModelProto:

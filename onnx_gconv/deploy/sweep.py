@@ -1,13 +1,17 @@
-"""A sweep: time every layer of a model with every number of groups, once, on a device; what is known already is not timed again."""
+"""A sweep: time every Conv of a model at some widths and numbers of groups, on a device; what is known is not timed again."""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import onnx
 
+from onnx_gconv.deploy.block import block_of, probe_models
+from onnx_gconv.deploy.convs import Point, SweptConv, distinct, find_swept
 from onnx_gconv.deploy.one_layer import LayerShape, gather_models, layer_model, layer_shape, yardstick_model
 from onnx_gconv.deploy.time_table import Bench, GatherTime, TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import Timing
@@ -15,70 +19,129 @@ from onnx_gconv.errors import DeployError
 from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.shapes import Shape
-from onnx_gconv.search.latency import LayerLatencies
-from onnx_gconv.search.target import is_aligned
+from onnx_gconv.search.latency import ConvTime, LayerTimes
+from onnx_gconv.search.target import CHANNEL_BLOCK, TargetName, width_step
+from onnx_gconv.search.width_times import DenseTime, DepthwiseTime, GroupedTime
+
+MODELS_AT_ONCE = 24
+SAMPLES = 8  # of Convs at other widths, on which the interpolation is checked
 
 Measure = Callable[[Sequence[onnx.ModelProto]], list[Timing]]  # models that take turns, all inputs of fixed shape
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """Where to measure: how, its address (None for this machine), and the multiple of channels that makes a group fast."""
+    """Where to measure: how, its address (None for this machine), and the multiple of channels that makes a group fast.
+
+    Where that is not known (None), it is measured first.
+    """
 
     measure: Measure
     host: str | None
-    block: int
+    block: int | None
 
 
 def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Gauge, progress: OnProgress) -> TimeTable:
     """Return the table with every entry that this model needs; each one is in the file as soon as it is measured."""
-    table = read_table(path) if path.exists() else None
-    todo = _todo(model, network, device.block, table)
-    for done, (label, models, enter) in enumerate(todo):
-        progress(done, len(todo), label)
-        timings = device.measure([yardstick_model(), *models])
-        bench, (yardstick_ms, *times_ms) = Bench.of(timings[0], device.host), [_median_ms(timing) for timing in timings]
-        if table is None:
-            table = TimeTable(bench, yardstick_ms, {}, {}, {})
-        elif table.bench != bench:
-            raise DeployError(
-                f"'{path}' holds times of {_name(table.bench)}, and this is {_name(bench)}.", hint="write to another file"
-            )
+    table = probed(path, device)
+    assert table.block is not None, "it has just been probed"
+    batches = list(_batches(_todo(model, network, table)))
+    for done, batch in enumerate(batches):
+        progress(done, len(batches), batch[0].label)
+        timings = device.measure([yardstick_model(), *(each for task in batch for each in task.models)])
+        bench, (yardstick_ms, *times_ms) = Bench.of(timings[0], device.host), [_typical_ms(timing) for timing in timings]
+        _require_same(table, bench, path)
         # A busy machine or a hot GPU slows everything down for a while: count in times of the yardstick, measured in turns.
-        table = enter(table, [ms * table.yardstick_ms / yardstick_ms for ms in times_ms])
+        scaled = iter([ms * table.yardstick_ms / yardstick_ms for ms in times_ms])
+        for task in batch:
+            table = task.enter(table, list(islice(scaled, len(task.models))))
         write_table(table, path)
-    progress(len(todo), len(todo), "")
-    assert table is not None, "a model is never without anything to measure"
+    progress(len(batches), len(batches), "")
     return table
 
 
-Enter = Callable[[TimeTable, list[float]], TimeTable]
-Task = tuple[str, Sequence[onnx.ModelProto], Enter]
+def probed(path: Path, device: Gauge) -> TimeTable:
+    """Return the table in the file, or a new one, with the block of the device in it."""
+    table = read_table(path) if path.exists() else None
+    if table is not None and table.block is not None:
+        return table
+    probes = probe_models() if device.block is None else {}
+    timings = device.measure([yardstick_model(), *probes.values()])
+    bench, (yardstick_ms, *times_ms) = Bench.of(timings[0], device.host), [_typical_ms(timing) for timing in timings]
+    if table is not None:
+        _require_same(table, bench, path)
+    block = block_of(dict(zip(probes, times_ms, strict=True))) if device.block is None else device.block
+    table = (table or TimeTable(bench, yardstick_ms, {}, {}, {})).with_block(block)
+    write_table(table, path)
+    return table
 
 
-def _todo(model: onnx.ModelProto, network: Network, block: int, table: TimeTable | None) -> list[Task]:
-    """Return what is to be measured: a label, models that take turns, and where their times go in the table."""
+def _require_same(table: TimeTable, bench: Bench, path: Path) -> None:
+    if table.bench != bench:
+        raise DeployError(
+            f"'{path}' holds times of {_name(table.bench)}, and this is {_name(bench)}.", hint="write to another file"
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    """Models to measure in turns, and where their times go in the table."""
+
+    label: str
+    models: Sequence[onnx.ModelProto]
+    enter: Callable[[TimeTable, list[float]], TimeTable]
+    is_whole: bool = False  # whether it is the whole model, which is measured longer, and by itself
+
+
+def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+    """Yield the tasks, as many together as a runner can take turns with: starting one takes longer than timing a layer."""
+    batch: list[Task] = []
+    for task in tasks:
+        if batch and (batch[0].is_whole or sum(len(each.models) for each in batch) + len(task.models) > MODELS_AT_ONCE):
+            yield batch
+            batch = []
+        batch.append(task)
+    if batch:
+        yield batch
+
+
+def _todo(model: onnx.ModelProto, network: Network, table: TimeTable) -> list[Task]:
+    """Return what is to be measured and not in the table."""
     tasks: list[Task] = []
     structure = structure_of(model, network)
-    if table is None or structure not in table.models:
-        tasks.append(("the whole model", [model], lambda table, ms: table.with_model(structure, ms[0])))
-    numbers: dict[LayerShape, list[int]] = {}
-    for layer, shape in _shapes(model, network):
-        wanted = [layer.groups, *(g for g in layer.legal_groups[1:] if _is_aligned(layer, g, block))]
-        numbers[shape] = sorted({*numbers.get(shape, []), *wanted})
-    for shape, wanted in numbers.items():
-        if len(wanted) > 1 and not (table is not None and set(wanted) <= table.layers.get(shape, {}).keys()):
-            tasks.append(_layer_task(shape, wanted))
-    for tensor, dtype in _gathered(model, network):
-        if table is None or tensor not in table.gathers:
-            tasks.append(_gather_task(tensor, dtype))
+    if structure not in table.models:
+        tasks.append(Task("the whole model", [model], lambda table, ms: table.with_model(structure, ms[0]), is_whole=True))
+    convs = find_swept(model, network)
+    points = distinct([point for conv in convs for point in conv.points(*_steps(conv, table))])
+    points = distinct([*points, *(point for _, point in _sample(convs, table))])
+    tasks += [_layer_task(point) for point in points if table.milliseconds(point.shape, point.groups) is None]
+    tasks += [_gather_task(tensor, dtype) for tensor, dtype in _gathered(model, network) if tensor not in table.gathers]
     return tasks
 
 
-def _layer_task(shape: LayerShape, wanted: list[int]) -> Task:
-    models = [layer_model(shape, groups) for groups in wanted]
+def _steps(conv: SweptConv, table: TimeTable) -> tuple[int, int]:
+    """Return the block of the table's device, and by what the widths of a Conv step there."""
+    target: TargetName = "ort-cpu" if table.bench.runner == "ort-cpu" else "tensorrt"
+    block = CHANNEL_BLOCK[target] if table.block is None else table.block
+    return block, width_step(target, max(conv.ins, conv.outs), block=block)
+
+
+def _sample(convs: Sequence[SweptConv], table: TimeTable) -> list[tuple[SweptConv, Point]]:
+    """Return some Convs, each with one at other widths, to see how well times are interpolated."""
+    rng = random.Random(0)
+    wide = list({conv.shape: conv for conv in convs if conv.groups == 1 and conv.is_open_in and conv.is_open_out}.values())
+    sample = []
+    for conv in rng.sample(wide, min(SAMPLES, len(wide))):
+        _, step = _steps(conv, table)
+        ins, outs = (rng.randrange(step, side + 1, step) if side >= step else side for side in (conv.ins, conv.outs))
+        sample.append((conv, conv.at(ins, outs, 1)))
+    return sample
+
+
+def _layer_task(point: Point) -> Task:
+    shape, groups = point.shape, point.groups
     label = f"{shape.input[1]} to {shape.out_channels} channels, {'x'.join(map(str, shape.kernel))}"
-    return label, models, lambda table, ms: table.with_layer(shape, dict(zip(wanted, ms, strict=True)))
+    return Task(label, [layer_model(shape, groups)], lambda table, ms: table.with_layer(shape, {groups: ms[0]}))
 
 
 def _gather_task(tensor: Shape, dtype: str) -> Task:
@@ -87,19 +150,58 @@ def _gather_task(tensor: Shape, dtype: str) -> Task:
     def enter(table: TimeTable, ms: list[float]) -> TimeTable:
         return table.with_gather(tensor, GatherTime(max(0.0, ms[1] - ms[0]), max(0.0, ms[3] - ms[2])))
 
-    return f"Gather of {'x'.join(map(str, tensor))}", models, enter
+    return Task(f"Gather of {'x'.join(map(str, tensor))}", models, enter)
 
 
-def latencies_of(table: TimeTable, model: onnx.ModelProto, network: Network, *, path: Path) -> LayerLatencies:
-    """Return the times of this model's layers; refuse a table that was not measured for it."""
+def times_of(table: TimeTable, model: onnx.ModelProto, network: Network, *, path: Path) -> LayerTimes:
+    """Return the times of this model's Convs; refuse a table that was not measured for it."""
     structure = structure_of(model, network)
-    layer_ms = {layer.name: table.layers[shape] for layer, shape in _shapes(model, network) if shape in table.layers}
-    if structure not in table.models or not layer_ms:
+    found = {conv.name: time for conv in find_swept(model, network) if (time := _conv_time(conv, table)) is not None}
+    if structure not in table.models or not found:
         raise DeployError(
             f"'{path}' has no time for this model at this input shape.",
             hint=f"add it: onnx-gconv bench MODEL --runner {table.bench.runner} --sweep --timing-out {path}",
         )
-    return LayerLatencies(table.bench.runner, table.bench.host, table.models[structure], layer_ms)
+    return LayerTimes(table.bench.runner, table.bench.host, table.models[structure], found)
+
+
+def _conv_time(conv: SweptConv, table: TimeTable) -> ConvTime | None:
+    """Return what a Conv takes by the table; None if it is not there even as it is."""
+
+    def nanoseconds(point: Point) -> float | None:
+        ms = table.milliseconds(point.shape, point.groups)
+        return None if ms is None else ms * 1e6
+
+    as_it_is = nanoseconds(conv.as_it_is)
+    if as_it_is is None:
+        return None
+    block, step = _steps(conv, table)
+    if conv.is_depthwise:
+        line = {ins: nanoseconds(conv.depthwise_at(ins)) for ins in conv.depthwise_widths(step)}
+        return DepthwiseTime({ins: time for ins, time in line.items() if time is not None}, step)
+    across, along = conv.widths(step)
+    grid = {(ins, outs): nanoseconds(conv.at(ins, outs, conv.groups)) for ins in across for outs in along}
+    measured = {corner: time for corner, time in grid.items() if time is not None}
+    # A table of before knows no widths.
+    dense = DenseTime(measured if len(measured) == len(grid) else {(conv.ins, conv.outs): as_it_is}, step)
+    grouped: dict[int, dict[tuple[int, int], float]] = {}
+    wider = [(conv.ins, conv.outs, groups) for groups in conv.legal_groups if groups > conv.groups]
+    for ins, outs, groups in dict.fromkeys([*wider, *conv.grouped(block, step)]):
+        time = nanoseconds(conv.at(ins, outs, groups))
+        if time is not None:
+            grouped.setdefault(groups, {})[ins, outs] = time
+    return GroupedTime(dense, conv.groups, grouped)
+
+
+def interpolation_errors(table: TimeTable, model: onnx.ModelProto, network: Network) -> list[float]:
+    """Return by which share of the dense Conv's time the interpolation is off, for each Conv of the sample."""
+    errors = []
+    for conv, point in _sample(find_swept(model, network), table):
+        ms, time = table.milliseconds(point.shape, point.groups), _conv_time(conv, table)
+        if ms is not None and time is not None:
+            off = time.nanoseconds(point.shape.input[1], point.shape.out_channels, 1) - ms * 1e6
+            errors.append(abs(off) / time.nanoseconds(conv.ins, conv.outs, 1))
+    return errors
 
 
 def gather_time(table: TimeTable, tensor: Shape, *, path: Path) -> GatherTime:
@@ -136,16 +238,18 @@ def _gathered(model: onnx.ModelProto, network: Network) -> list[tuple[Shape, str
     return [(tensor, kinds[len(tensor), tensor[1]]) for tensor in sorted(tensors) if (len(tensor), *tensor[1:2]) in kinds]
 
 
-def _is_aligned(layer: Layer, groups: int, block: int) -> bool:
-    return is_aligned(groups, block, in_channels=layer.in_channels, out_channels=layer.out_channels)
+def _typical_ms(timing: Timing) -> float:
+    """Return what a run takes when nothing disturbs it.
 
-
-def _median_ms(timing: Timing) -> float:
+    On a CPU that is the fastest run: whoever works on the same core meanwhile slows some layers down more than others, and a layer
+    is timed too briefly for its median to tell.
+    """
     if timing.compared_ms is None:
         raise DeployError(f"the runner {timing.runner} measures no time.", hint="sweep with another --runner")
-    return timing.compared_ms.median
+    return timing.compared_ms.min if timing.runner == "ort-cpu" else timing.compared_ms.median
 
 
 def _name(bench: Bench) -> str:
-    more = [part for part in (bench.power_mode, f"{bench.threads} threads" if bench.threads else None) if part]
+    threads = f"{bench.threads} threads" if bench.threads else None
+    more = [part for part in (bench.power_mode, threads, bench.runtime, bench.instructions) if part]
     return " ".join([bench.runner, bench.precision, "on", bench.host or "this machine", bench.device, *more])

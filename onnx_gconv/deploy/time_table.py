@@ -16,6 +16,8 @@ from onnx_gconv.files import write_text
 from onnx_gconv.model.shapes import Shape
 
 FORMAT = 1
+RUNTIMES = ("tensorrt", "tensorrt_rtx", "onnxruntime")  # among the versions of a timing: whose kernels were measured
+NEWER = ("runtime", "instructions")  # keys of a bench that tables of before do not have
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,13 @@ class Bench:
     device: str
     threads: int | None
     power_mode: str | None
+    runtime: str | None = None  # its name and version: kernels change between releases; None in tables of before
+    instructions: str | None = None  # of a CPU: avx512, avx2, neon
 
     @classmethod
     def of(cls, timing: Timing, host: str | None) -> "Bench":
         device = timing.device
-        threads, mode = device["threads"], device["power_mode"]
+        threads, mode, instructions = device["threads"], device["power_mode"], device.get("instructions")
         return cls(
             timing.runner,
             host,
@@ -40,6 +44,8 @@ class Bench:
             str(device["name"]),
             threads if isinstance(threads, int) else None,
             mode if isinstance(mode, str) else None,
+            next((f"{name} {timing.versions[name]}" for name in RUNTIMES if name in timing.versions), None),
+            instructions if isinstance(instructions, str) else None,
         )
 
 
@@ -63,12 +69,20 @@ class TimeTable:
     models: Mapping[str, float]
     layers: Mapping[LayerShape, Mapping[int, float]]
     gathers: Mapping[Shape, GatherTime]
+    block: int | None = None  # the multiple of channels that makes a group fast there; None in tables of before
+
+    def with_block(self, block: int) -> "TimeTable":
+        return replace(self, block=block)
 
     def with_model(self, structure: str, milliseconds: float) -> "TimeTable":
         return replace(self, models={**self.models, structure: milliseconds})
 
     def with_layer(self, shape: LayerShape, by_groups: Mapping[int, float]) -> "TimeTable":
         return replace(self, layers={**self.layers, shape: {**self.layers.get(shape, {}), **by_groups}})
+
+    def milliseconds(self, shape: LayerShape, groups: int) -> float | None:
+        """Return what a Conv takes, None where that is not known."""
+        return self.layers.get(shape, {}).get(groups)
 
     def with_gather(self, tensor: Shape, time: GatherTime) -> "TimeTable":
         return replace(self, gathers={**self.gathers, tensor: time})
@@ -81,6 +95,7 @@ def write_table(table: TimeTable, path: Path) -> None:
     models = [{"structure": structure, "ms": ms} for structure, ms in table.models.items()]
     parts = [f'"format": {FORMAT}', f'"bench": {json.dumps(asdict(table.bench), ensure_ascii=False)}']
     parts.append(f'"yardstick_ms": {table.yardstick_ms}')
+    parts += [f'"block": {table.block}'] if table.block is not None else []
     for name, rows in (("models", models), ("layers", layers), ("gathers", gathers)):
         lines = ",\n  ".join(json.dumps(row) for row in rows)
         parts.append(f'"{name}": [\n  {lines}]' if rows else f'"{name}": []')
@@ -103,6 +118,9 @@ def read_table(path: Path) -> TimeTable:
         times = row.inner("ms")
         layers[_shape(row)] = {_groups(times, name): times.number(name) for name in times.names()}
     host, threads, mode = (bench.any(name) for name in ("host", "threads", "power_mode"))
+    runtime, instructions = (
+        bench.string(name) if name in bench.names() and bench.any(name) is not None else None for name in NEWER
+    )
     return TimeTable(
         Bench(
             bench.string("runner"),
@@ -111,11 +129,14 @@ def read_table(path: Path) -> TimeTable:
             bench.string("device"),
             None if threads is None else bench.integer("threads"),
             None if mode is None else bench.string("power_mode"),
+            runtime,
+            instructions,
         ),
         top.number("yardstick_ms"),
         {row.string("structure"): row.number("ms") for row in top.rows("models")},
         layers,
         {row.integers("tensor"): GatherTime(row.number("ms"), row.number("before_add_ms")) for row in top.rows("gathers")},
+        top.integer("block") if "block" in top.names() else None,
     )
 
 

@@ -12,6 +12,7 @@ from onnx_gconv.fields import Complaint, Fields, read_json
 FORMAT = 1
 MALFORMED = Complaint(DeployError, "measure again with `onnx-gconv bench`", absent="make one with `onnx-gconv bench`")
 DEVICE_KEYS = ("name", "compute_capability", "power_mode", "clocks_locked", "threads")
+NEWER_DEVICE_KEY = "instructions"  # of a CPU: avx512, avx2, neon; files of before do not have it
 RUN_KEYS = ("warmup", "iterations", "cuda_graph", "spin_wait", "data_transfers")
 
 Kind = Literal["conv", "gather", "reformat", "other"]
@@ -104,7 +105,7 @@ def from_json(data: object, path: str) -> Timing:
     return Timing(
         runner=_one_of(top, "runner", get_args(RunnerName)),  # type: ignore[arg-type]
         versions={name: versions.string(name) for name in versions.names()},
-        device=_exactly(top.inner("device"), DEVICE_KEYS),
+        device=_device(top.inner("device")),
         model=MeasuredModel(
             model.string("path"), model.string("sha256"), *(_maybe_integer(model, name) for name in ("opset", "ir_version"))
         ),
@@ -142,6 +143,11 @@ def _one_of(fields: Fields, field: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise fields.wrong(f"{field!r} is {value!r}, not one of {', '.join(allowed)}", MALFORMED.remedy)
     return value
+
+
+def _device(fields: Fields) -> dict[str, object]:
+    newer = fields.any(NEWER_DEVICE_KEY) if NEWER_DEVICE_KEY in fields.names() else None
+    return _exactly(fields, DEVICE_KEYS) | ({} if newer is None else {NEWER_DEVICE_KEY: newer})
 
 
 def _exactly(fields: Fields, names: tuple[str, ...]) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -142,8 +142,8 @@ def budgets(solved: Solved, axis: Axis, points: int) -> list[Budget]:
     which = 0 if axis == "params" else 1
     if solved.forms is not None:
         menus = [solved.forms.priced(costs) for costs in solved.forms.costs]
-        dense = menus[0].totals([0] * len(menus[0].spaces), [0] * len(menus[0].products))
-        smallest = min((smallest_totals(menu, which) for menu in menus), key=lambda totals: totals[which])
+        dense: Sequence[int] = menus[0].dense
+        smallest: Sequence[int] = min((smallest_totals(menu, which) for menu in menus), key=lambda totals: totals[which])
     else:
         assert solved.table is not None, "an exploration searches, it follows no rule"
         dense, smallest = solved.table.totals([0] * len(solved.table.rows)), solved.table.totals(solved.table.smallest())

@@ -12,9 +12,10 @@ from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.group_config import read_group_config
 from onnx_gconv.pipeline.settings import CostName, Settings, as_path
 from onnx_gconv.pipeline.solving import Groupings
+from onnx_gconv.search.latency import LayerTimes
 from onnx_gconv.search.rules import by_group_channels, uniform
 from onnx_gconv.search.table import Option, Row, Table
-from onnx_gconv.search.target import CHANNEL_BLOCK, is_aligned
+from onnx_gconv.search.target import is_aligned
 
 Reasons = dict[str, str]  # by Conv, why it is skipped
 Candidates = dict[str, tuple[int, ...]]  # by layer name: the present number of groups first
@@ -26,7 +27,7 @@ LEAST_KEPT = 1e-9
 def candidates(layers: Sequence[Layer], settings: Settings, facts: Facts, skipped: Reasons) -> Candidates:
     """Return the numbers of groups that each layer may have."""
     allowed: Candidates = {}
-    block = CHANNEL_BLOCK[facts.target]
+    block = facts.channel_block
     for layer in layers:
         names = (layer.name, layer.label)
         if settings.include is not None and not any(re.search(settings.include, name) for name in names):
@@ -37,7 +38,7 @@ def candidates(layers: Sequence[Layer], settings: Settings, facts: Facts, skippe
             smallest = min(layer.in_channels, layer.out_channels)
             enough = [g for g in layer.legal_groups[1:] if smallest // g >= settings.min_group_channels]
             aligned = [g for g in enough if is_aligned(g, block, in_channels=layer.in_channels, out_channels=layer.out_channels)]
-            timed = [g for g in aligned if facts.times is None or g in facts.times.layer_ms.get(layer.name, ())]
+            timed = [g for g in aligned if facts.times is None or facts.times.covers(layer.name)]
             if timed:
                 allowed[layer.name] = (layer.groups, *timed)
             elif aligned:
@@ -86,12 +87,13 @@ def option_table(
         tuple(rows),
         network.count.params - sum(option.params for option in dense) + _most_bias_copies(network.layers),
         (network.count.macs or 0) - sum(option.macs for option in dense),  # 0 throughout where MACs are not known
-        _ns(facts.times.dense_ms) - sum(option.latency_ns for option in dense) if facts.times is not None else 0,
+        round(facts.times.dense_ms * 1e6) - sum(option.latency_ns for option in dense) if facts.times is not None else 0,
     )
 
 
-def _ns(milliseconds: float) -> int:
-    return math.ceil(milliseconds * 1e6)
+def layer_ns(times: LayerTimes, layer: Layer, groups: int) -> int:
+    """Return what a layer takes with so many groups and all its channels, in nanoseconds."""
+    return times.layer_ns(layer.name, layer.in_channels, layer.out_channels, groups)
 
 
 def pruning_cost(kept: float, cost: CostName) -> float:
@@ -130,9 +132,7 @@ def _rows(network: Network, allowed: Candidates, groupings: Groupings, cost: Cos
 
 
 def _latency_ns(sharing: Sequence[Layer], groups: int, facts: Facts) -> int:
-    if facts.times is None:
-        return 0
-    return sum(_ns(facts.times.layer_ms[layer.name][groups]) for layer in sharing)
+    return 0 if facts.times is None else sum(layer_ns(facts.times, layer, groups) for layer in sharing)
 
 
 def _most_bias_copies(layers: Sequence[Layer]) -> int:

@@ -14,6 +14,7 @@ from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import ModelLike, Original, open_original, tell_counts
 from onnx_gconv.pipeline.planned import Planned
 from onnx_gconv.pipeline.planning import feasible_plans
+from onnx_gconv.pipeline.quantised import quantised_of
 from onnx_gconv.pipeline.recovering import guide_of, open_samples, recovered
 from onnx_gconv.pipeline.result import Result, footprints
 from onnx_gconv.pipeline.rewriting import rewrite
@@ -63,12 +64,13 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
         with watch("evaluate"):
             progress = listener.phase("evaluating")
             evaluation = evaluate(rewritten.model, judging, reference=original.model, on_progress=progress)
+    quantised = None if samples is None else quantised_of(job, rewritten.model, samples, judging)
     if not matched:
         listener.warn("the model is within the budget as it is, so nothing was changed")
     elif samples is None:
         listener.warn(NOT_FITTED)
     changes = changed_nodes(original.model, original.network, matched)
-    return Result(original, clocked, rewritten, changes, evaluation, before, after, watch.seconds)
+    return Result(original, clocked, rewritten, changes, evaluation, before, after, watch.seconds, quantised)
 
 
 @one_blas_thread

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from onnx_gconv.listener import Listener
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.pipeline.settings import Settings, as_path
-from onnx_gconv.pipeline.sweeping import read_times, sweep_here, target_of
+from onnx_gconv.pipeline.sweeping import block_here, read_times, sweep_here, target_of
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.activation import input_strengths
 from onnx_gconv.recover.calibration import Calibration
-from onnx_gconv.search.latency import LayerLatencies
-from onnx_gconv.search.target import TargetName
+from onnx_gconv.search.latency import LayerTimes
+from onnx_gconv.search.target import CHANNEL_BLOCK, TargetName
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,14 @@ class Facts:
     target: TargetName = "generic"
     # By layer, for the criteria that need data: activation, the strength of each input; taylor, the importance of each kernel.
     importances: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    times: LayerLatencies | None = None  # for a budget in milliseconds
+    times: LayerTimes | None = None  # for a budget in milliseconds
     gathers_ms: Callable[[Plan], float] | None = None  # what the Gathers take that a plan needs; there whenever `times` are
+    block: int | None = None  # the multiple of channels that makes a group fast on the device, where it was measured
+
+    @property
+    def channel_block(self) -> int:
+        """The multiple of channels that makes a group fast: as measured, or else what is usual for the target."""
+        return CHANNEL_BLOCK[self.target] if self.block is None else self.block
 
 
 def measure(original: Original, settings: Settings, samples: Calibration | None, listener: Listener) -> Facts:
@@ -33,9 +39,15 @@ def measure(original: Original, settings: Settings, samples: Calibration | None,
     target = settings.target or "generic"
     importances = _importances(original, settings, samples, listener)
     if settings.timing is None and settings.max_latency is None:
-        return Facts(target, importances)
-    timed = sweep_here(original, listener) if settings.timing is None else read_times(original, as_path(settings.timing))
-    return Facts(settings.target or target_of(timed.latencies.runner), importances, timed.latencies, timed.gathers_ms)
+        return Facts(target, importances, block=block_here(threads=settings.threads) if target == "ort-cpu" else None)
+    if settings.timing is None:
+        timed = sweep_here(original, listener, threads=settings.threads)
+    else:
+        timed = read_times(original, as_path(settings.timing))
+    runs_on = settings.target or target_of(timed.latencies.runner)
+    # A table tells of its own device only: for another target what is usual there counts.
+    block = timed.block if runs_on == target_of(timed.latencies.runner) else None
+    return Facts(runs_on, importances, timed.latencies, timed.gathers_ms, block)
 
 
 def _importances(

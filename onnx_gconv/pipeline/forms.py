@@ -17,7 +17,7 @@ from onnx_gconv.pipeline.choosing import Candidates, Reasons
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.importances import layer_importance
 from onnx_gconv.pipeline.job import Job
-from onnx_gconv.pipeline.menus import Offer, menu_of, widths_of
+from onnx_gconv.pipeline.menus import Offer, Watch, menu_of, widths_of
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.pipeline.solving import Groupings
 from onnx_gconv.pipeline.trial import Costs, Guide, Narrowed
@@ -97,7 +97,8 @@ def find_forms(job: Job, guide: Guide, candidates: Candidates, groupings: Groupi
             "nothing in this model can be narrowed, dropped or grouped within these wishes.",
             hint="`onnx-gconv inspect` lists every Conv; --forms, --include and --width-step say what may change",
         )
-    menu = menu_of(original.model, original.network, spaces, offer)
+    watch = None if job.facts.times is None else Watch(job.facts.times, job.facts.channel_block)
+    menu = menu_of(original.model, original.network, spaces, offer, watch)
     readers = guide.following({space.readers[0] for space in offer.spaces})
     following = {space.name: readers.get(space.readers[0], 0.0) for space in offer.spaces}
     forms = Forms(offer, menu, eliminations, following, ())
@@ -112,7 +113,7 @@ def _offer(widths: Widths, spaces: list[Space], job: Job, candidates: Candidates
     found = {
         space.name: widths_of(
             space,
-            settings.width_step or width_step(target, space.channels),
+            settings.width_step or width_step(target, space.channels, block=job.facts.block),
             is_narrowed="width" in settings.form_names,
             is_dropped=space.name in dropped,
         )

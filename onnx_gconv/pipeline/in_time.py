@@ -8,7 +8,7 @@ import numpy as np
 from onnx_gconv.errors import BudgetError, LatencyError
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planned import Planned
-from onnx_gconv.pipeline.planning import feasible_plans, plan_within, without
+from onnx_gconv.pipeline.planning import feasible_plans, plan_again, without
 from onnx_gconv.pipeline.trial import Guide
 from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.group import carry_out, placement_of
@@ -101,7 +101,7 @@ class Chooser:
                 f"{clocked.ratio:.1%} of the dense time, over the {clocked.limit:.1%} asked: trying again with a tighter budget"
             )
             try:
-                tighter = plan_within(planned.solved, replace(counted, max_latency_ms=limit_ms))
+                tighter = plan_again(planned, replace(counted, max_latency_ms=limit_ms), self._job.original.model)
             except BudgetError as error:
                 self._job.listener.detail(f"with --gathers {planned.plan.gathers}, tighter: {error}")
                 break
@@ -120,7 +120,8 @@ class Chooser:
             placement = placement_of(original.model, matched, shapes=original.network.shapes)
             grouped = carry_out(original.model, matched, placement, lowering=settings.lowering)
             feeds = random_feeds(original.model, original.network.input_shapes, np.random.default_rng(settings.seed))
-            latency = compare_latency(original.model, grouped, feeds, seconds=SECONDS if facts.times is None else 2 * SECONDS)
+            seconds = SECONDS if facts.times is None else 2 * SECONDS
+            latency = compare_latency(original.model, grouped, feeds, seconds=seconds, threads=settings.threads)
         self._job.listener.detail(f"with --gathers {planned.plan.gathers}: {latency.ratio:.3f} of the dense time")
         return Clocked(planned, latency)
 

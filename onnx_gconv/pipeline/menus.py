@@ -1,8 +1,9 @@
 """The menu of a model: what its spaces and layers may become, and what everything costs as a function of that."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -11,7 +12,9 @@ from onnx_gconv.model.count import LEARNED_INPUTS, MULTIPLYING
 from onnx_gconv.model.network import Network
 from onnx_gconv.model.spaces import Spaces, Tie
 from onnx_gconv.model.widths import Branch, Space
-from onnx_gconv.search.menu import GroupCount, Menu, Product, Side, SpaceRow, Width
+from onnx_gconv.search.latency import LayerTimes
+from onnx_gconv.search.menu import Clock, GroupCount, Menu, Product, Side, SpaceRow, Width
+from onnx_gconv.search.target import is_aligned
 
 LEAST_STEPS = 4  # of a space, where the target leaves the step to us
 
@@ -26,32 +29,61 @@ class Offer:
     groups: Mapping[str, tuple[int, ...]]  # by layer, the present number first
 
 
+@dataclass(frozen=True)
+class Watch:
+    """What is known of times: of each Conv, and the multiple of channels below which groups are slow."""
+
+    times: LayerTimes
+    block: int
+
+    def clock(self, name: str, *, existing: int, is_depthwise: bool) -> Clock | None:
+        """Return the time of a Conv by its channels and groups, None where there is none of it.
+
+        Groups that are no multiple of the block count as if they saved nothing: nobody has measured how slow they are.
+        """
+        if not self.times.covers(name):
+            return None
+
+        @functools.cache
+        def nanoseconds(ins: int, outs: int, groups: int) -> int:
+            if is_depthwise:
+                return self.times.layer_ns(name, ins, ins, ins)
+            is_fast = groups == existing or is_aligned(groups, self.block, in_channels=ins, out_channels=outs)
+            return self.times.layer_ns(name, ins, outs, groups if is_fast else existing)
+
+        return nanoseconds
+
+
 def widths_of(space: Space, step: int, *, is_narrowed: bool, is_dropped: bool) -> tuple[int, ...]:
     """Return the widths that a space may have, all its channels first."""
     steps = range(space.channels - 1, 0, -1) if is_narrowed else range(0)
     return (space.channels, *(width for width in steps if width % step == 0), *((0,) if is_dropped else ()))
 
 
-def menu_of(model: onnx.ModelProto, network: Network, spaces: Spaces, offer: Offer) -> Menu:
-    """Return the menu, every option free of cost. Parameters are counted from above: what is shared counts for each reader."""
+def menu_of(model: onnx.ModelProto, network: Network, spaces: Spaces, offer: Offer, watch: Watch | None = None) -> Menu:
+    """Return the menu, every option free of cost. Parameters are counted from above: what is shared counts for each reader.
+
+    With a watch it knows times as well. What no time is known of takes as long as before.
+    """
     constants = Constants(model)
-    counting = _Counting(network, spaces, offer, constants)
+    counting = _Counting(network, spaces, offer, constants, watch)
     products = [product for node in model.graph.node for product in counting.products(node)]
     rows = tuple(SpaceRow(s.name, tuple(Width(channels, 0.0) for channels in offer.widths[s.name])) for s in offer.spaces)
     place = {space.name: number for number, space in enumerate(offer.spaces)}
     together = tuple(tuple(place[name] for name in branch.spaces) for branch in offer.branches if len(branch.spaces) > 1)
     menu = Menu(rows, tuple(products), together)
-    params, macs = menu.totals([0] * len(rows), [0] * len(products))
+    params, macs, latency_ns = menu.dense
     # What is not in a product stays; shared constants may make the products count more than there is.
     fixed = max(0, network.count.params - params)
-    return Menu(rows, tuple(products), together, fixed, (network.count.macs or 0) - macs)
+    rest_ns = 0 if watch is None else round(watch.times.dense_ms * 1e6) - latency_ns
+    return replace(menu, fixed_params=fixed, fixed_macs=(network.count.macs or 0) - macs, fixed_latency_ns=rest_ns)
 
 
 class _Counting:
     """How the parameters and MACs of each node follow from widths and groups."""
 
-    def __init__(self, network: Network, spaces: Spaces, offer: Offer, constants: Constants) -> None:
-        self._network, self._spaces, self._offer, self._constants = network, spaces, offer, constants
+    def __init__(self, network: Network, spaces: Spaces, offer: Offer, constants: Constants, watch: Watch | None) -> None:
+        self._network, self._spaces, self._offer, self._constants, self._watch = network, spaces, offer, constants, watch
         self._layers = {layer.name: layer for layer in network.layers}
         self._place = {space.atom: number for number, space in enumerate(offer.spaces)}
         self._ties: dict[tuple[str, int], list[Tie]] = {}
@@ -80,7 +112,10 @@ class _Counting:
         ins, outs = (*sides, Side(1), Side(1))[:2]
         options = tuple(GroupCount(number, 0.0) for number in groups) or (GroupCount(1, 0.0),)
         names = (name,) if groups else ()
-        return Product(names, ins, outs, numbers // pairs, macs // pairs, options)
+        clock = None
+        if self._watch is not None and slot == 1 and node.op_type == "Conv":
+            clock = self._watch.clock(name, existing=options[0].groups, is_depthwise=len(sides) == 1)
+        return Product(names, ins, outs, numbers // pairs, macs // pairs, options, clock)
 
     def _full(self, side: Side) -> int:
         return side.fixed + sum(self._offer.spaces[number].channels for number in side.spaces)

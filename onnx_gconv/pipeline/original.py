@@ -12,6 +12,7 @@ import onnx
 from onnx_gconv.errors import UsageError
 from onnx_gconv.listener import Listener
 from onnx_gconv.model.file import digest_of, load_with_data_files, require_complete, sha256
+from onnx_gconv.model.listed import delisted, listed_initializers
 from onnx_gconv.model.network import Network, read
 from onnx_gconv.model.shapes import Shape, ShapeLike, given_shapes, has_dynamic_axes, input_shapes
 from onnx_gconv.runtime import installation_conflict, observe_shapes
@@ -35,6 +36,7 @@ class Original:
     path: Path | None  # None for a model that came in memory
     data_files: tuple[Path, ...]
     given_shapes: dict[str, Shape]
+    listed: int = 0  # initialisers that were listed as inputs; they are so no more
 
     @property
     def name(self) -> str:
@@ -67,10 +69,10 @@ def open_original(model: ModelLike, input_shape: ShapeLike = ()) -> Original:
         if not isinstance(proto, onnx.ModelProto):
             raise UsageError(f"a model is a path, an onnx.ModelProto or a result of ours, not {type(model).__name__}")
         require_complete(proto)
-        return Original(proto, None, (), given_shapes(input_shape, proto))
+        return Original(delisted(proto), None, (), given_shapes(input_shape, proto), len(listed_initializers(proto)))
     path = Path(model)
     loaded, data_files = load_with_data_files(path)
-    return Original(loaded, path, data_files, given_shapes(input_shape, loaded))
+    return Original(delisted(loaded), path, data_files, given_shapes(input_shape, loaded), len(listed_initializers(loaded)))
 
 
 def tell_counts(original: Original, listener: Listener) -> None:
@@ -78,6 +80,11 @@ def tell_counts(original: Original, listener: Listener) -> None:
     conflict = installation_conflict()
     if conflict:
         listener.warn(conflict)
+    if original.listed:
+        listener.note(
+            f"note: {original.listed} initialisers are also listed as inputs, which slows ONNX Runtime down: it is timed and "
+            "written without"
+        )
     if has_dynamic_axes(original.model, original.given_shapes):
         listener.note(f"note: MACs are counted at {shapes_text(original.network.input_shapes)}; --input-shape sets another size")
     if original.network.count.macs is None:

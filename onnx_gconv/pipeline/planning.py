@@ -8,7 +8,7 @@ import onnx
 
 from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
-from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, option_table
+from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, layer_ns, option_table
 from onnx_gconv.pipeline.coupling import solve_jointly
 from onnx_gconv.pipeline.forms import Forms, find_forms, grouped, grouping_of, untouched
 from onnx_gconv.pipeline.job import Job
@@ -23,6 +23,7 @@ from onnx_gconv.search.exact import SearchResult, search_exact
 from onnx_gconv.search.joint import search_joint
 from onnx_gconv.search.latency import Prediction
 from onnx_gconv.search.local import search_local
+from onnx_gconv.search.menu import Menu
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
 
@@ -41,8 +42,9 @@ def ways_of_gathers(job: Job) -> tuple[GathersName, ...]:
 def feasible_plans(job: Job, *, guide: Guide | None, least_groups: Mapping[str, int] | None = None) -> Iterator[Planned]:
     """Yield the plan of each way of Gathers that has one; if none has, fail as the last one did, which asks least.
 
-    Under a budget of time all ways compete, since each one's time is predicted: the one of least cost comes first. Of
-    `least_groups`, the groups of an earlier plan, no layer gets fewer.
+    Under a budget of time all ways compete, since each one's time is predicted: the one of least cost comes first. With other
+    forms beside groups their costs do not compare, and the first way that is in time is taken. Of `least_groups`, the groups of
+    an earlier plan, no layer gets fewer.
     """
 
     def plans() -> Iterator[Planned]:
@@ -60,7 +62,7 @@ def feasible_plans(job: Job, *, guide: Guide | None, least_groups: Mapping[str, 
         if failure is not None and not found:
             raise failure
 
-    if job.settings.max_latency is not None:
+    if job.settings.max_latency is not None and job.settings.form_names == ("group",):
         yield from sorted(plans(), key=lambda planned: planned.search.cost if planned.search is not None else 0.0)
     else:
         yield from plans()
@@ -212,10 +214,22 @@ def plan_guided(solved: Solved, budget: Budget, guide: Guide | None, model: onnx
     return best_by_trial(guide, solved.groupings, search, effort=solved.settings.effort)
 
 
+def plan_again(planned: Planned, budget: Budget, model: onnx.ModelProto) -> Planned:
+    """Return the plan of least cost within another budget, by the same costs."""
+    solved, forms = planned.solved, planned.solved.forms
+    return plan_within(solved, budget) if forms is None else _plan_forms(solved, forms, forms.costs[0], budget, model)
+
+
 def _plan_forms(solved: Solved, forms: Forms, costs: Costs, budget: Budget, model: onnx.ModelProto) -> Planned:
-    """Return the plan of least cost within the budget, over all forms."""
+    """Return the plan of least cost within the budget, over all forms; what it is asked for again has these costs only."""
+    solved = replace(solved, forms=replace(forms, costs=(costs,)))
     menu = forms.priced(costs)
-    found = search_joint(menu, budget)
+    return _with_gathers(budget, lambda left: _plan_menu(solved, forms, menu, budget, left, model))
+
+
+def _plan_menu(solved: Solved, forms: Forms, menu: Menu, budget: Budget, left: Budget, model: onnx.ModelProto) -> Planned:
+    """Return the plan of least cost from the menu, within what is left of the budget."""
+    found = search_joint(menu, left)
     spaces, dropped = forms.narrowed(menu, found)
     network, settings = solved.network, solved.settings
     plan = replace(_plan(solved, {}, {}, budget), forms=settings.form_names, spaces=spaces, dropped=dropped)
@@ -232,25 +246,32 @@ def _plan_forms(solved: Solved, forms: Forms, costs: Costs, budget: Budget, mode
         )
         planned.append(_planned_layer(layer, grouping_of(layer, groups, sides, solved.groupings, model, solved.facts, settings)))
     reasons = untouched(network, {*chosen, *matched.inputs, *matched.outputs, *gone}, solved.skipped)
-    params, macs = menu.totals(found.widths, found.groups)
+    params, macs, latency_ns = menu.totals(found.widths, found.groups)
     after = Totals(params, None if network.count.macs is None else macs)
     skipped = tuple(SkippedConv(name, reason) for name, reason in reasons.items())
-    return Planned(replace(plan, after=after, layers=tuple(planned), skipped=skipped), found, None, solved)
+    plan = replace(plan, after=after, layers=tuple(planned), skipped=skipped)
+    return Planned(plan, found, _predict(solved, plan, latency_ns / 1e6), solved)
 
 
 def plan_within(solved: Solved, budget: Budget) -> Planned:
-    """Return the plan of least cost within the budget.
+    """Return the plan of least cost within the budget."""
+    return _with_gathers(budget, lambda left: _plan_once(solved, budget, left))
+
+
+def _with_gathers(budget: Budget, plan_for: Callable[[Budget], Planned]) -> Planned:
+    """Return a plan that is within the budget together with its Gathers.
 
     Which Gathers a choice needs is known only once it is made, so their time is no part of the search: it is set aside from
     the budget, as much as the last choice needed, until a choice with its Gathers fits.
     """
     limit, aside_ms = budget.max_latency_ms, 0.0
     for _ in range(SEARCHES_FOR_GATHERS):
-        planned = _plan_once(solved, budget, aside_ms)
+        planned = plan_for(budget if limit is None else replace(budget, max_latency_ms=limit - aside_ms))
         prediction = planned.prediction
-        if limit is None or prediction is None or prediction.after_ms <= limit:
+        # A nanosecond is beyond what any prediction tells; sums of milliseconds are not exact.
+        if limit is None or prediction is None or prediction.after_ms <= limit + 1e-6:
             return planned
-        if solved.rule is not None:
+        if planned.solved.rule is not None:
             raise _over_budget(f"take {prediction.after_ms:.4g} ms, over the budget of {limit:.4g} ms")
         aside_ms = max(aside_ms + 1e-3 * limit, prediction.gathers_ms)
         if aside_ms >= limit:
@@ -261,19 +282,17 @@ def plan_within(solved: Solved, budget: Budget) -> Planned:
     )
 
 
-def _plan_once(solved: Solved, budget: Budget, aside_ms: float) -> Planned:
-    """Return the plan of least cost within the budget, of whose time a part is set aside."""
+def _plan_once(solved: Solved, budget: Budget, left: Budget) -> Planned:
+    """Return the plan of least cost within what is left of the budget."""
     found, chosen, skipped = None, solved.rule, dict(solved.skipped)
     if chosen is None:
         assert solved.table is not None
-        limit = budget.max_latency_ms
-        left = budget if limit is None else replace(budget, max_latency_ms=limit - aside_ms)
         found = _search(solved.table, left, solved.settings)
         chosen = _chosen(solved, found.choice, skipped)
     plan = _plan(solved, chosen, skipped, budget)
     if not budget.allows(plan.after.params, plan.after.macs):
         raise _over_budget(f"leave {plan.after.params:,} parameters and {plan.after.macs or 0:,} MACs, over the budget")
-    return Planned(plan, found, _predict(solved, plan), solved)
+    return Planned(plan, found, _predict_groups(solved, plan), solved)
 
 
 def _over_budget(what: str) -> BudgetError:
@@ -283,14 +302,23 @@ def _over_budget(what: str) -> BudgetError:
     )
 
 
-def _predict(solved: Solved, plan: Plan) -> Prediction | None:
+def _predict_groups(solved: Solved, plan: Plan) -> Prediction | None:
+    times = solved.facts.times
+    if times is None:
+        return None
+    layers = {layer.name: layer for layer in solved.network.layers}
+    changed = [(layers[planned.name], planned.groups) for planned in plan.layers]
+    saved_ns = sum(layer_ns(times, layer, layer.groups) - layer_ns(times, layer, groups) for layer, groups in changed)
+    return _predict(solved, plan, times.dense_ms - saved_ns / 1e6)
+
+
+def _predict(solved: Solved, plan: Plan, without_gathers_ms: float) -> Prediction | None:
+    """Return the prediction for a plan whose layers take so long; None without times."""
     times, gathers_ms = solved.facts.times, solved.facts.gathers_ms
     if times is None or gathers_ms is None:
         return None
-    existing = {layer.name: layer.groups for layer in solved.network.layers}
-    saved = sum(times.saved_ms(layer.name, existing[layer.name], layer.groups) for layer in plan.layers)
-    moved = gathers_ms(plan)
-    return Prediction(times.runner, times.dense_ms, times.dense_ms - saved + moved, moved)
+    moved = gathers_ms(plan) if plan.layers else 0.0
+    return Prediction(times.runner, times.dense_ms, without_gathers_ms + moved, moved)
 
 
 def _search(table: Table, budget: Budget, settings: Settings) -> SearchResult:

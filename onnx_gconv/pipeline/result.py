@@ -10,13 +10,14 @@ import onnx
 
 from onnx_gconv.errors import BudgetError
 from onnx_gconv.evaluation import Evaluation
-from onnx_gconv.files import data_file, require_output, result_files, staged
+from onnx_gconv.files import data_file, precision_file, require_output, result_files, staged
 from onnx_gconv.model.file import save
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
 from onnx_gconv.pipeline.changes import ChangedNode
 from onnx_gconv.pipeline.in_time import Clocked
 from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.quantised import Quantised
 from onnx_gconv.pipeline.rewriting import Rewritten
 from onnx_gconv.pipeline.settings import PathLike, as_path
 from onnx_gconv.plans import Plan
@@ -58,6 +59,7 @@ class Result:
     before: Footprint
     after: Footprint
     seconds: Mapping[str, float]
+    quantised: Quantised | None = None  # the same once more, with `precision` "int8" or "fp16"
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -99,18 +101,24 @@ class Result:
         return self._report(None, self.after)
 
     def save(self, path: PathLike) -> list[Path]:
-        """Write the model, OUT.plan.json and OUT.report.json beside it, all or nothing, and return the files."""
+        """Write the model, OUT.plan.json and OUT.report.json beside it, all or nothing, and return the files.
+
+        With a precision other than fp32 also OUT.int8.onnx or OUT.fp16.onnx.
+        """
         output = as_path(path)
-        files = result_files(output)
-        require_output(*files, data_file(output), made_from=self.original.files)
+        files, lower = result_files(output), None if self.quantised is None else precision_file(output, self.quantised.precision)
+        lower_files = [] if lower is None else [lower, data_file(lower)]
+        require_output(*files, data_file(output), *lower_files, made_from=self.original.files)
         plan_file, report_file = (file.name for file in files[1:])
         with staged(output.parent) as staging:
             size = save(self.model, staging / output.name, external_data=len(self.original.files) > 1)
             after = Footprint(self.after.params, self.after.macs, size, self.after.nodes)
+            if self.quantised is not None and lower is not None:
+                save(self.quantised.model, staging / lower.name, external_data=len(self.original.files) > 1)
             report = json.dumps(self._report(output, after), indent=1, ensure_ascii=False) + "\n"
             (staging / plan_file).write_text(self.plan.to_json(), encoding="utf-8")
             (staging / report_file).write_text(report, encoding="utf-8")
-            names = (output.name, data_file(output).name, plan_file, report_file)
+            names = (output.name, data_file(output).name, *(file.name for file in lower_files), plan_file, report_file)
             return [output.parent / name for name in names if (staging / name).exists()]  # most models have no data file
 
     def _report(self, output: Path | None, after: Footprint) -> dict[str, Any]:
@@ -124,6 +132,7 @@ class Result:
             "evaluation": self.evaluation,
             "latency": self.latency,
             "predicted_latency": self.prediction,
+            "quantised": self.quantised,
         }
         return {
             "format": 1,

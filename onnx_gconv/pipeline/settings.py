@@ -11,6 +11,8 @@ from typing import Any, Literal, TypedDict, get_args
 
 from onnx_gconv.data.open import DataLike
 from onnx_gconv.data.preprocessing import Preprocessing, Size
+from onnx_gconv.deploy.here import target_here
+from onnx_gconv.deploy.timing_file import Precision
 from onnx_gconv.errors import UsageError
 from onnx_gconv.model.shapes import ShapeLike
 from onnx_gconv.rewrite.lowering import LoweringName
@@ -22,25 +24,27 @@ from onnx_gconv.solve.layer import Solver, SolverName
 SearchName = Literal["exact", "local"]
 CostName = Literal["log", "share", "sensitivity", "trial"]
 TrainGraph = Literal["auto", "compact", "masked"]
+TargetWish = Literal["auto", "generic", "ort-cpu", "tensorrt"]
 GathersName = Literal["free", "shared", "none"]
 FormName = Literal["group", "width", "drop"]
 FormsLike = str | Sequence[str]  # "width,drop", or one name after the other, or "all"
 PathLike = str | os.PathLike[str]
 
 CHOICES: Mapping[str, Collection[object]] = {
-    "target": get_args(TargetName),
+    "target": get_args(TargetWish),  # auto is told apart before
     "criterion": get_args(Criterion),
     "solver": get_args(SolverName),
     "effort": range(4),
     "search": get_args(SearchName),
     "cost": get_args(CostName),
     "gathers": get_args(GathersName),
+    "precision": get_args(Precision),
     "lowering": get_args(LoweringName),
     "channel_order": ("rgb", "bgr"),
 }
 # Whole numbers, and the least that each may be.
 WHOLE = {
-    **dict.fromkeys(("groups", "max_group_channels", "min_group_channels", "calib_samples", "jobs", "width_step"), 1),
+    **dict.fromkeys(("groups", "max_group_channels", "min_group_channels", "calib_samples", "jobs", "width_step", "threads"), 1),
     **dict.fromkeys(("refine_steps", "refine_epochs", "refine_batch_size"), 1),
     **dict.fromkeys(("seed", "sort_rounds"), 0),
 }
@@ -82,7 +86,7 @@ class MethodWishes(RecoverWishes, total=False):
     include: str | None
     exclude: str | None
     min_group_channels: int
-    target: TargetName | None
+    target: TargetWish | None
     criterion: Criterion
     solver: SolverName
     effort: int
@@ -102,6 +106,7 @@ class GoalWishes(MethodWishes, total=False):
     max_params: float | str | None
     max_latency: float | str | None
     timing: PathLike | None
+    threads: int
     groups: int | None
     max_group_channels: int | None
     group_config: PathLike | None
@@ -142,6 +147,7 @@ class CompressWishes(GoalWishes, total=False):
     """What `compress` can be asked for: a plan, and how it is written and judged."""
 
     eval: DataLike | None
+    precision: Precision
     lowering: LoweringName
     verify: bool
     force: bool
@@ -157,6 +163,7 @@ class Settings:
     max_params: float | str | None = None
     max_latency: float | str | None = None
     timing: PathLike | None = None
+    threads: int = 1
     # Or a rule, at most one.
     groups: int | None = None
     max_group_channels: int | None = None
@@ -193,6 +200,7 @@ class Settings:
     refine_lr: float = 0.01
     refine_batch_size: int = 128
     # How the result is written.
+    precision: Precision = "fp32"
     lowering: LoweringName = "group"
     verify: bool = True
     force: bool = False
@@ -227,10 +235,13 @@ class Settings:
         _ = self.limits, self.form_names  # malformed ones are refused
         if sum(getattr(self, name) is not None for name in RULES) > 1:
             raise UsageError(f"{', '.join(map(_flag, RULES))}: at most one of them can choose the groups")
-        if self.max_latency is not None and self.timing is None and self.target != "ort-cpu":
+        if self.max_latency is not None and self.timing is None and self.target not in (None, "ort-cpu"):
             raise UsageError(
-                "--max-latency needs times: --timing FILE from `bench --sweep`, or --target ort-cpu to time the layers now"
+                f"--max-latency for --target {self.target} needs times: --timing FILE from `bench --sweep`; only those of ort-cpu, "
+                "this CPU, are measured now"
             )
+        if self.precision != "fp32" and self.calib is None:
+            raise UsageError(f"--precision {self.precision} takes scales from data, or is judged by it: give --calib DATA")
         if self.calib is None:
             for name, needing in MEASURED.items():
                 if getattr(self, name) in needing:
@@ -249,10 +260,6 @@ class Settings:
         forms = ",".join(self.form_names)
         if self.rule is not None:
             raise UsageError(f"--forms {forms} is for a search: leave out --groups, --max-group-channels and --group-config")
-        if self.max_latency is not None:
-            raise UsageError(
-                f"--max-latency has times of groups only: give --forms group, or limit MACs instead, not --forms {forms}"
-            )
         if self.search != "exact":
             raise UsageError(f"--search local is the paper's, for groups only: leave it out, or give --forms group, not {forms}")
 
@@ -288,7 +295,7 @@ class Settings:
     def form_names(self) -> tuple[FormName, ...]:
         """The forms that a search chooses from, in one order; by default what measures best, see docs/forms.md."""
         if self.forms is None:
-            by_groups = self.rule is not None or self.max_latency is not None or self.timing is not None or self.search != "exact"
+            by_groups = self.rule is not None or self.search != "exact"
             asks_groups = self.gathers is not None or self.cost is not None or self.criterion != "l2" or self.min_group_channels > 1
             asks_groups = asks_groups or self.solver != "best"
             return ("group",) if self.calib is None or by_groups or asks_groups else ("width", "drop")
@@ -317,7 +324,16 @@ def settings_of(function: str, wishes: Mapping[str, Any], allowed: type) -> Sett
     for name in wishes:
         if name not in allowed.__annotations__:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    return Settings(**wishes)
+    return Settings(**{**wishes, "target": _target(wishes)})
+
+
+def _target(wishes: Mapping[str, Any]) -> Any:
+    """Return the target that is asked for, or meant: this machine, and this CPU where times are wanted and none are given."""
+    asked = wishes.get("target")
+    if asked == "auto":
+        return target_here() if wishes.get("timing") is None else None  # a table is for the device that was measured
+    is_timed_here = wishes.get("max_latency") is not None and wishes.get("timing") is None
+    return "ort-cpu" if asked is None and is_timed_here else asked
 
 
 def wish_names(allowed: type) -> list[str]:

@@ -11,6 +11,7 @@ from onnx_gconv.evaluation import Evaluation
 from onnx_gconv.exploration.point import Point, before_tuning, dominated, measured
 from onnx_gconv.exploration.solutions import Axis
 from onnx_gconv.model.network import Network
+from onnx_gconv.pipeline.quantised import Quantised
 from onnx_gconv.pipeline.result import Result
 from onnx_gconv.plans import Plan
 from onnx_gconv.verification import Verification
@@ -120,12 +121,29 @@ def print_result(result: Result) -> None:
     if result.evaluation is not None:
         for row in _accuracy_rows(result.evaluation):
             table.add_row(*row)
+    if result.quantised is not None:
+        for row in _quantised_rows(result.quantised, result.before.bytes):
+            table.add_row(*row)
     if verification is None:
         table.add_row("verification", "", "not run", "")
     else:
         state = "passed" if verification.passed else "FAILED"
         table.add_row("verification", "", f"{verification.max_rel_error:.1e}", f"{state}, limit {verification.tolerance:.0e}")
     _console().print(table)
+
+
+def _quantised_rows(quantised: Quantised, bytes_before: int) -> list[tuple[str, str, str, str]]:
+    """Return what the model is in fewer bits: its size, its time, how good it is, how close to the float model."""
+    name, latency, closeness = quantised.precision, quantised.latency, quantised.closeness
+    size = quantised.model.ByteSize()
+    rows = [(f"{name}: size", short(bytes_before) + "B", short(size) + "B", f"{size / bytes_before:.1%}")]
+    if latency is not None:
+        rows.append((f"{name}: latency", ms(latency.before_ms), ms(latency.after_ms), f"{latency.ratio:.1%}"))
+    if quantised.evaluation is not None:
+        rows += [(f"{name}: {row[0]}", *row[1:]) for row in _accuracy_rows(quantised.evaluation)]
+    far = max((distance.relative_l2 for distance in closeness.outputs.values()), default=0.0)
+    rows.append((f"{name}: error to float", "", f"{far:.3f}", "on calibration samples"))
+    return rows
 
 
 def _accuracy_rows(found: Evaluation) -> list[tuple[str, str, str, str]]:

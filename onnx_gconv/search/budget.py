@@ -95,7 +95,12 @@ class Budget:
     @property
     def latency_ns(self) -> int | None:
         """The latency in whole nanoseconds, for a search in whole numbers."""
-        return None if self.max_latency_ms is None else math.floor(self.max_latency_ms * 1e6)
+        return None if self.max_latency_ms is None else math.floor(self.max_latency_ms * 1e6 * (1 + 1e-12))
+
+    @property
+    def amounts(self) -> tuple[int | None, int | None, int | None]:
+        """The most parameters, MACs and nanoseconds."""
+        return self.max_params, self.macs, self.latency_ns
 
     def as_dict(self) -> dict[str, int | float]:
         """Return the limits that are set, by the names the plan file uses."""

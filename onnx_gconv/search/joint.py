@@ -14,12 +14,11 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
-from onnx_gconv.errors import BudgetError
 from onnx_gconv.native_output import native_stdout_silenced
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import TIME_LIMIT_SECONDS, SearchResult
-from onnx_gconv.search.menu import Menu, refusal
-from onnx_gconv.search.network import Floats, Ints, Places, Tree, network_of, tree_of
+from onnx_gconv.search.menu import Menu, Totals, refusal
+from onnx_gconv.search.network import AMOUNTS, Floats, Ints, Places, Tree, network_of, tree_of
 
 MOST_PAIRS = 2_000_000  # that are looked at to join two lists; where there would be more, HiGHS goes on
 MOST_LISTED = 250_000  # of them that are left
@@ -51,19 +50,21 @@ class JointResult:
 def search_joint(menu: Menu, budget: Budget, *, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> JointResult:
     """Return the widths and groups of least cost within the budget, with the gap that is left if time runs out."""
     until = time.monotonic() + time_limit_seconds
-    if budget.max_latency_ms is not None:
-        raise BudgetError("the widths of spaces cannot be searched under a latency.", hint="limit parameters, MACs or FLOPs")
     tree = tree_of(network_of(menu, budget))
     values, bound = _search(tree, _start(menu, budget, tree), until)
     widths, groups = tree.network.choice(values)
     return JointResult(widths, groups, cost := menu.cost(widths, groups), min(bound, cost))
 
 
-def smallest_totals(menu: Menu, row: int) -> tuple[int, int]:
-    """Return the parameters and MACs of the choice with the fewest parameters (row 0) or MACs (row 1)."""
+def smallest_totals(menu: Menu, row: int) -> Totals:
+    """Return what the choice with the fewest parameters (row 0), MACs (1) or nanoseconds (2) takes."""
     tree = tree_of(network_of(menu, Budget()))
-    params, macs = tree.network.amounts(_fewest(tree, row, {}, tree.network.as_it_is)).tolist()
-    return params, macs
+    return _totals(tree, _fewest(tree, row, {}, tree.network.as_it_is))
+
+
+def _totals(tree: Tree, values: list[int]) -> Totals:
+    params, macs, latency_ns = tree.network.amounts(values).tolist()
+    return params, macs, latency_ns
 
 
 def _start(menu: Menu, budget: Budget, tree: Tree) -> list[int]:
@@ -72,20 +73,33 @@ def _start(menu: Menu, budget: Budget, tree: Tree) -> list[int]:
     found = {-1: network.as_it_is}
     for row in network.limits:
         found[row] = _fewest(tree, row, {}, found[-1])
-    both = len(network.limits) == 2 and network.amounts(found[1])[1] <= network.limits[1]
-    if both and not any(map(network.fits, found.values())):  # limits may pull in different directions
-        found[2] = _fewest(tree, 0, {1: network.limits[1]}, found[1])
+    if len(network.limits) > 1 and not any(map(network.fits, found.values())):  # limits may pull in different directions
+        found[AMOUNTS] = _between(tree, found[-1])
     fitting = [values for values in found.values() if network.fits(values)]
     if fitting:
         return min(fitting, key=network.cost)
-    # The parameters and MACs are those of one choice, so that a budget of both can be had.
-    totals = [network.amounts(values).tolist() for values in found.values()]
-    nearest = min(totals, key=lambda total: max(total[row] / max(limit, 1) for row, limit in network.limits.items()))
-    raise refusal(menu, budget, (nearest[0], nearest[1]))
+    # The totals are those of one choice, so that a budget of all of them can be had.
+    nearest = min(
+        (_totals(tree, values) for values in found.values()),
+        key=lambda totals: max(totals[row] / max(limit, 1) for row, limit in network.limits.items()),
+    )
+    raise refusal(menu, budget, nearest)
+
+
+def _between(tree: Tree, values: list[int]) -> list[int]:
+    """Return a choice within all limits if there is one: one limit after the other is met, within those before."""
+    held = dict[int, int]()
+    for row, limit in tree.network.limits.items():
+        if tree.network.amounts(values)[row] > limit:
+            values = _fewest(tree, row, held, values)
+        if tree.network.amounts(values)[row] > limit:
+            break
+        held[row] = limit
+    return values
 
 
 def _fewest(tree: Tree, row: int, limits: Mapping[int, int], start: list[int]) -> list[int]:
-    """Return the choice with the fewest parameters (0) or MACs (1). However long it takes: a refusal must be right."""
+    """Return the choice that takes least of an amount. However long it takes: a refusal must be right."""
     return _search(replace(tree, network=tree.network.minimising(row, limits)), start, math.inf)[0]
 
 
@@ -94,7 +108,7 @@ class Priced:
     """What prices of the limits tell: a bound of any choice's cost, and how far each cell of each bucket lifts it."""
 
     bound: float
-    prices: Floats  # of a parameter, of a MAC
+    prices: Floats  # of a parameter, of a MAC, of a nanosecond
     lifts: list[Floats]
 
 
@@ -107,11 +121,11 @@ def _price(tree: Tree, start: list[int], until: float) -> tuple[Priced, list[int
     network, rows = tree.network, list(tree.network.limits)
     limits = np.array(list(network.limits.values()), np.float64)
     unit, scale = np.maximum(limits, 1.0), network.scale
-    top, choices = Priced(-math.inf, np.zeros(2), []), [start]
+    top, choices = Priced(-math.inf, np.zeros(AMOUNTS), []), [start]
     costs, above = [network.cost(start)], [(network.amounts(start)[rows] - limits) / unit]
     prices = np.zeros(len(rows))
     while True:
-        each = np.zeros(2)
+        each = np.zeros(AMOUNTS)
         each[rows] = prices / unit
         bound, lifts = tree.eliminated(each)
         top = max(top, Priced(bound - float(each[rows] @ limits), each, lifts), key=lambda priced: priced.bound)
@@ -202,7 +216,7 @@ def _core(tree: Tree, priced: Priced, least: list[Floats], reach: float) -> Core
         inside = np.nonzero(total <= reach + ROUNDING * network.scale)
         values = dict(zip(bucket.axes, inside, strict=True))
         values[bucket.variable] = network.value_of(bucket.variable, values)
-        amounts = np.zeros((len(inside[0]), 2), np.int64)
+        amounts = np.zeros((len(inside[0]), AMOUNTS), np.int64)
         for factor in (network.factors[place] for place in bucket.factors):
             amounts += factor.amounts[tuple(values[variable] for variable in factor.scope)]
         parts[number] = Cells(values, lifted[inside], total[inside] - lifted[inside], amounts[:, rows].T)
@@ -296,6 +310,8 @@ def _undominated(core: Core, cells: Cells, variables: Sequence[int]) -> Cells:
     if count < 2:
         return cells
     (case,) = _cases(core, (cells,), variables)
+    for other in cells.amounts[1:-1]:  # of three limits, the one between has to be equal
+        case = np.unique(np.stack([case, other]), axis=1, return_inverse=True)[1].reshape(-1)
     cost = np.unique(cells.lifts - core.prices @ cells.amounts, return_inverse=True)[1]
     amount = np.unique(cells.amounts[-1], return_inverse=True)[1]
     left, place, width = np.lexsort((cost, amount, cells.amounts[0], case)), np.arange(count), 1

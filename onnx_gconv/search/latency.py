@@ -2,23 +2,36 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class ConvTime(Protocol):
+    """What one Conv takes with fewer channels, or with groups."""
+
+    def nanoseconds(self, ins: int, outs: int, groups: int) -> int:
+        """Return the time with so many input channels, output channels and groups."""
 
 
 @dataclass(frozen=True)
-class LayerLatencies:
-    """The milliseconds of each layer with each measured number of groups, and of the whole model as it is."""
+class LayerTimes:
+    """What each Conv takes with so many channels and groups, and the whole model as it is.
+
+    A prediction is `dense_ms` and, for each Conv that changes, the difference of its two times. Only differences are used: what a
+    Conv has in addition where it was measured is in both.
+    """
 
     runner: str
     host: str | None  # None for this machine
     dense_ms: float
-    layer_ms: Mapping[str, Mapping[int, float]]  # by layer name and groups; the present number of groups is among them
+    layers: Mapping[str, ConvTime]  # by the Conv's output tensor, depthwise Convs among them
 
-    def saved_ms(self, name: str, existing: int, groups: int) -> float:
-        """Return how much less the layer takes with this number of groups.
+    def covers(self, name: str) -> bool:
+        """Return whether there are times of this Conv."""
+        return name in self.layers
 
-        Only differences are used: what a layer measured alone has in addition, such as a change of layout, is in both.
-        """
-        return self.layer_ms[name][existing] - self.layer_ms[name][groups]
+    def layer_ns(self, name: str, ins: int, outs: int, groups: int) -> int:
+        """Return the time of this Conv with so many input channels, output channels and groups; a depthwise one has all equal."""
+        return self.layers[name].nanoseconds(ins, outs, groups)
 
 
 @dataclass(frozen=True)

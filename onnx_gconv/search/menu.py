@@ -1,11 +1,14 @@
 """The menu: for each channel space what its widths cost, for each product of two sides what its numbers of groups cost."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnx_gconv.errors import BudgetError
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.table import share
+
+Clock = Callable[[int, int, int], int]  # whole nanoseconds, by the channels of both sides and the groups
+Totals = tuple[int, int, int]  # parameters, MACs, nanoseconds
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,15 @@ class Product:
     params: int  # for each pair of channels, ungrouped
     macs: int
     options: tuple[GroupCount, ...] = (GroupCount(1, 0.0),)  # ascending; the first is how it is now, above 1 with fixed sides only
+    clock: Clock | None = None  # none where nothing is known of its time, which then counts among what is fixed
 
-    def amounts(self, ins: int, outs: int, groups: int) -> tuple[int, int]:
-        """Return the parameters and MACs with so many channels and groups."""
-        return self.params * ins * outs // groups, self.macs * ins * outs // groups
+    def amounts(self, ins: int, outs: int, groups: int) -> Totals:
+        """Return the parameters, MACs and nanoseconds with so many channels and groups."""
+        return self.params * ins * outs // groups, self.macs * ins * outs // groups, self.latency_ns(ins, outs, groups)
+
+    def latency_ns(self, ins: int, outs: int, groups: int) -> int:
+        """Return the time with so many channels and groups: as measured, so fewer channels may be slower."""
+        return self.clock(ins, outs, groups) if self.clock is not None and ins and outs else 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Menu:
     together: tuple[tuple[int, ...], ...] = ()  # spaces that are gone together or not at all
     fixed_params: int = 0
     fixed_macs: int = 0
+    fixed_latency_ns: int = 0  # below 0 where layers take longer alone than in the model
 
     def full(self, side: Side) -> int:
         """Return the channels of a side when every space is as it is."""
@@ -84,14 +93,19 @@ class Menu:
         """Return the channels of a side when space s takes its option widths[s]."""
         return side.fixed + sum(self.spaces[space].options[widths[space]].channels for space in side.spaces)
 
-    def totals(self, widths: Sequence[int], groups: Sequence[int]) -> tuple[int, int]:
-        """Return the parameters and MACs when space s takes its option widths[s] and product p its option groups[p]."""
-        params, macs = self.fixed_params, self.fixed_macs
+    @property
+    def dense(self) -> Totals:
+        """What the model takes as it is."""
+        return self.totals([0] * len(self.spaces), [0] * len(self.products))
+
+    def totals(self, widths: Sequence[int], groups: Sequence[int]) -> Totals:
+        """Return what the model takes when space s takes its option widths[s] and product p its option groups[p]."""
+        params, macs, latency_ns = self.fixed_params, self.fixed_macs, self.fixed_latency_ns
         for product, index in zip(self.products, groups, strict=True):
             sides = self.channels(product.ins, widths), self.channels(product.outs, widths)
             more = product.amounts(*sides, product.options[index].groups)
-            params, macs = params + more[0], macs + more[1]
-        return params, macs
+            params, macs, latency_ns = params + more[0], macs + more[1], latency_ns + more[2]
+        return params, macs, latency_ns
 
     def cost(self, widths: Sequence[int], groups: Sequence[int]) -> float:
         """Return the summed cost of a choice."""
@@ -116,23 +130,27 @@ class Menu:
 
     def allows(self, widths: Sequence[int], groups: Sequence[int], budget: Budget) -> bool:
         """Return whether a choice is within every limit."""
-        return budget.allows(*self.totals(widths, groups))
+        params, macs, latency_ns = self.totals(widths, groups)
+        return budget.allows(params, macs) and (budget.latency_ns is None or latency_ns <= budget.latency_ns)
 
 
-def refusal(menu: Menu, budget: Budget, smallest: tuple[int, int]) -> BudgetError:
-    """Return the error for a budget that cannot be met, with the range that can be had: from these parameters and MACs on."""
-    (params, macs), (all_params, all_macs) = smallest, menu.totals([0] * len(menu.spaces), [0] * len(menu.products))
+def refusal(menu: Menu, budget: Budget, smallest: Totals) -> BudgetError:
+    """Return the error for a budget that cannot be met, with the range that can be had: from these totals on."""
+    (params, macs, latency_ns), (all_params, all_macs, all_ns) = smallest, menu.dense
+    milliseconds = -(-max(latency_ns, 0) // 100) / 10**4  # rounded up, so that asking for what is printed is enough
     words = (
-        ("--max-params", budget.max_params, params, "parameters", share(params, all_params)),
-        ("--max-macs", budget.max_macs, macs, "MACs", share(macs, all_macs)),
-        ("--max-flops", budget.max_flops, 2 * macs, "FLOPs", share(macs, all_macs)),
+        ("--max-params", budget.max_params, f"{params:,}", "parameters", share(params, all_params)),
+        ("--max-macs", budget.max_macs, f"{macs:,}", "MACs", share(macs, all_macs)),
+        ("--max-flops", budget.max_flops, f"{2 * macs:,}", "FLOPs", share(macs, all_macs)),
+        ("--max-latency", budget.max_latency_ms, f"{milliseconds:.4f}", "ms", share(latency_ns, all_ns)),
     )
-    limited = [(option, amount, unit, part) for option, limit, amount, unit, part in words if limit is not None]
+    limited = [(option, limit, amount, unit, part) for option, limit, amount, unit, part in words if limit is not None]
     asked = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in budget.as_dict().items())
-    still = " and ".join(f"{amount:,} {unit}" for _, amount, unit, _ in limited)
-    ranges = "; ".join(f"{option} from {amount:,} ({part})" for option, amount, _, part in limited)
+    still = " and ".join(f"{amount} {unit}" for _, _, amount, unit, _ in limited)
+    ranges = "; ".join(f"{option} from {amount}{unit * (unit == 'ms')} ({part})" for option, _, amount, unit, part in limited)
+    # In time, a narrower step or smaller groups than the target likes bring nothing.
+    more = "" if budget.max_latency_ms is not None else ", a smaller --width-step or --target generic"
     return BudgetError(
-        f"the budget cannot be met: you asked for {asked}, but even the smallest model has {still}.",
-        hint=f"feasible: {ranges} up to 100%; to go lower, exclude fewer layers, use --forms all, a smaller --width-step "
-        "or --target generic",
+        f"the budget cannot be met: you asked for {asked}, but even the smallest model needs {still}.",
+        hint=f"feasible: {ranges} up to 100%; to go lower, exclude fewer layers, use --forms all{more}",
     )

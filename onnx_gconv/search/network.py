@@ -1,7 +1,7 @@
 """A menu as a network: every decision is a variable, and tables tell what few of them cost and take together.
 
-At given prices of parameters and MACs the best choice is found by elimination: one variable after the other is decided for every
-case of its neighbours.
+At given prices of parameters, MACs and nanoseconds the best choice is found by elimination: one variable after the other is
+decided for every case of its neighbours.
 """
 
 import math
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.menu import Menu, Product
 
+AMOUNTS = 3  # parameters (0), MACs (1), nanoseconds (2)
 MOST_CELLS = 1 << 23  # of one table; what needs more is relaxed, and bounds are less tight
 
 Floats = NDArray[np.float64]
@@ -31,7 +32,7 @@ class Factor:
 
     scope: tuple[int, ...]  # ascending
     costs: Floats  # an axis for each variable
-    amounts: Ints  # the same and a last axis: parameters, MACs
+    amounts: Ints  # the same and a last axis: parameters, MACs, nanoseconds
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Network:
     groups: tuple[int | None, ...]  # the variable of each product; none where it has one option only
     fixed_cost: float
     fixed_amounts: Ints
-    limits: Mapping[int, int]  # the most there may be of parameters (0) and MACs (1)
+    limits: Mapping[int, int]  # the most there may be of each amount that is limited
 
     def fits(self, values: Sequence[int]) -> bool:
         """Return whether a choice is within every limit, in whole numbers."""
@@ -69,7 +70,7 @@ class Network:
         return self.fixed_cost + sum(float(factor.costs[tuple(values[v] for v in factor.scope)]) for factor in self.factors)
 
     def amounts(self, values: Sequence[int]) -> Ints:
-        """Return the parameters and MACs of a choice."""
+        """Return the parameters, MACs and nanoseconds of a choice."""
         total = self.fixed_amounts.copy()
         for factor in self.factors:
             total += factor.amounts[tuple(values[v] for v in factor.scope)]
@@ -101,7 +102,7 @@ class Network:
         return abs(self.fixed_cost) + sum(float(np.abs(f.costs[np.isfinite(f.costs)]).max()) for f in self.factors)
 
     def minimising(self, amount: int, limits: Mapping[int, int]) -> "Network":
-        """Return the network whose cost is its parameters (0) or MACs (1), in a unit of about all of them; under other limits."""
+        """Return the network whose cost is one of its amounts, in a unit of about all of it; under other limits."""
         # A power of two, so that whole numbers are as exact in this unit as they were.
         unit = 2.0 ** -int(self.amounts(self.as_it_is)[amount]).bit_length()
         factors = (replace(f, costs=np.where(np.isfinite(f.costs), f.amounts[..., amount] * unit, np.inf)) for f in self.factors)
@@ -112,11 +113,11 @@ def network_of(menu: Menu, budget: Budget) -> Network:
     """Return the menu under a budget as a network."""
     build = _Building(menu)
     for space, row in enumerate(menu.spaces):
-        build.add((space,), np.array([width.cost for width in row.options]), np.zeros((len(row.options), 2), np.int64))
+        build.add((space,), np.array([width.cost for width in row.options]), np.zeros((len(row.options), AMOUNTS), np.int64))
     for alike in menu.together:
         for one, other in pairwise(alike):
             torn = (build.channels[one] == 0)[:, None] != (build.channels[other] == 0)
-            build.add((one, other), np.where(torn, np.inf, 0.0), np.zeros((*torn.shape, 2), np.int64))
+            build.add((one, other), np.where(torn, np.inf, 0.0), np.zeros((*torn.shape, AMOUNTS), np.int64))
     # Small sides first, so that large ones find sums to go on from: what a dense block's layer reads grows from layer to layer.
     order = sorted(range(len(menu.products)), key=lambda p: len(menu.products[p].ins.spaces) + len(menu.products[p].outs.spaces))
     groups = {number: build.product(menu.products[number]) for number in order}
@@ -128,7 +129,7 @@ def network_of(menu: Menu, budget: Budget) -> Network:
         groups=tuple(groups[number] for number in range(len(menu.products))),
         fixed_cost=build.fixed_cost,
         fixed_amounts=build.fixed_amounts,
-        limits={row: limit for row, limit in enumerate((budget.max_params, budget.macs)) if limit is not None},
+        limits={row: limit for row, limit in enumerate(budget.amounts) if limit is not None},
     )
 
 
@@ -142,7 +143,7 @@ class _Building:
         self.sums: dict[int, Sum] = {}
         self.factors: dict[tuple[int, ...], Factor] = {}
         self.fixed_cost = 0.0
-        self.fixed_amounts = np.array([menu.fixed_params, menu.fixed_macs], np.int64)
+        self.fixed_amounts = np.array([menu.fixed_params, menu.fixed_macs, menu.fixed_latency_ns], np.int64)
 
     def add(self, scope: Sequence[int], costs: Floats, amounts: Ints) -> None:
         """Add what variables cost and take together, to what is known of them."""
@@ -173,8 +174,9 @@ class _Building:
     def product(self, product: Product) -> int | None:
         """Add a product, and return the variable of its groups if it has a choice."""
         sides, first = (product.ins, product.outs), product.options[0]
-        unit = np.array([product.params, product.macs], np.int64)
-        if len(product.options) == 1 and first.groups == 1 and not (product.ins.spaces and product.outs.spaces):
+        is_linear = product.clock is None and not (product.ins.spaces and product.outs.spaces)
+        if len(product.options) == 1 and first.groups == 1 and is_linear:
+            unit = np.array([product.params, product.macs, 0], np.int64)
             # Linear: each space for itself, and no sum is needed.
             for side, other in (sides, sides[::-1]):
                 for space in side.spaces:
@@ -198,7 +200,7 @@ class _Building:
         return groups
 
     def _tables(self, product: Product, scope: Sequence[int | None]) -> tuple[Floats, Ints]:
-        """Return costs (ins, outs, groups) and amounts (ins, outs, groups, 2)."""
+        """Return costs (ins, outs, groups) and amounts (ins, outs, groups, AMOUNTS)."""
         here = [
             side.fixed + (np.zeros(1, np.int64) if variable is None else self.channels[variable])
             for side, variable in zip((product.ins, product.outs), scope, strict=True)
@@ -211,7 +213,10 @@ class _Building:
             legal &= (channels > 0) & (channels % groups == 0) & (whole if side.is_mixed else True)
         legal[:, :, 0] = True
         costs = np.where(legal, np.array([option.cost for option in product.options]), np.inf)
-        return costs, (ins * outs)[..., None] * np.array([product.params, product.macs], np.int64) // groups[:, None]
+        amounts = (ins * outs)[..., None] * np.array([product.params, product.macs, 0], np.int64) // groups[:, None]
+        for cell in zip(*np.nonzero(legal), strict=True) if product.clock is not None else ():
+            amounts[*cell, 2] = product.latency_ns(int(here[0][cell[0]]), int(here[1][cell[1]]), int(groups[cell[2]]))
+        return costs, amounts
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
-"""What a target is good at: how many channels a group must have to be fast there."""
+"""What a target is good at: how many channels a group must have to be fast there, and by what widths should step."""
 
-from pathlib import Path
 from typing import Literal
 
 TargetName = Literal["generic", "ort-cpu", "tensorrt"]
 
-# ONNX Runtime's blocked layout on CPUs wants multiples of 16 channels per group, TensorRT's tensor cores multiples of 8.
+# Where nothing was measured: ONNX Runtime's blocked layout wants multiples of 16 channels per group with AVX-512 (8 with AVX2, none
+# on ARM, which a probe tells apart), TensorRT's tensor cores multiples of 8, in int8 of 32.
 CHANNEL_BLOCK: dict[TargetName, int] = {"generic": 1, "ort-cpu": 16, "tensorrt": 8}
+INT8_BLOCK_OF_TENSORRT = 32
+LEAST_STEPS = 4  # of a space, where nothing is known of the target
+GENERIC_STEP = 8
 
 
 def is_aligned(groups: int, block: int, *, in_channels: int, out_channels: int) -> bool:
@@ -14,22 +17,10 @@ def is_aligned(groups: int, block: int, *, in_channels: int, out_channels: int) 
     return in_channels // groups % block == 0 and out_channels // groups % block == 0
 
 
-LEAST_STEPS = 4  # of a space, where nothing is known of the target
-GENERIC_STEP = 8
-BLOCK_OF_AVX2 = 8
+def width_step(target: TargetName, channels: int, *, block: int | None = None) -> int:
+    """Return what the widths of a space should be multiples of: kernels that are not full take as long as full ones.
 
-
-def width_step(target: TargetName, channels: int) -> int:
-    """Return what the widths of a space should be multiples of: kernels that are not full take as long as full ones."""
-    if target == "generic":
-        return max(1, min(GENERIC_STEP, channels // LEAST_STEPS))
-    return _cpu_block() if target == "ort-cpu" else CHANNEL_BLOCK[target]
-
-
-def _cpu_block() -> int:
-    """Return ONNX Runtime's block of channels on this CPU: 8 where it has AVX2 and no AVX-512."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return CHANNEL_BLOCK["ort-cpu"]
-    return BLOCK_OF_AVX2 if "avx2" in flags and "avx512f" not in flags else CHANNEL_BLOCK["ort-cpu"]
+    `block` is the target's, where it was measured.
+    """
+    found = CHANNEL_BLOCK[target] if block is None else block
+    return found if found > 1 else max(1, min(GENERIC_STEP, channels // LEAST_STEPS))

@@ -1,0 +1,189 @@
+"""A budget in milliseconds over widths, dropped branches and groups: predicted, kept, measured, or refused with the true reason."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tiny import conv_net, from_text, gconv, save
+
+from onnx_gconv import timing
+from onnx_gconv.deploy import here
+from onnx_gconv.pipeline import compressing, in_time, settings
+from onnx_gconv.pipeline.facts import Facts
+from onnx_gconv.pipeline.settings import CompressWishes, settings_of
+from onnx_gconv.search.latency import LayerTimes
+
+CONV_NS = 100_000  # of every Conv, beside its weights
+BLOCK = """
+block (float[N,3,8,8] image) => (float[N,4] scores) {
+    c1 = Conv <pads = [1, 1, 1, 1]> (image, w1)
+    stream = Relu (c1)
+    c2 = Conv (stream, w2)
+    wide = Relu (c2)
+    c3 = Conv <pads = [1, 1, 1, 1], group = 16> (wide, w3)
+    each = Relu (c3)
+    c4 = Conv (each, w4)
+    total = Add (c4, stream)
+    pooled = GlobalAveragePool (total)
+    flat = Flatten (pooled)
+    scores = Gemm <transB = 1> (flat, w5)
+}
+"""
+
+
+def block_net() -> onnx.ModelProto:
+    """An inverted residual block: 8 channels widened to 16, a depthwise Conv, and back."""
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (8, 3, 3, 3), "w2": (16, 8, 1, 1), "w3": (16, 1, 3, 3), "w4": (8, 16, 1, 1), "w5": (4, 8)}
+    return from_text(BLOCK, **{name: rng.standard_normal(shape) / 4 for name, shape in shapes.items()})
+
+
+@dataclass(frozen=True)
+class ToyTime:
+    """A weight takes a microsecond."""
+
+    taps: int
+
+    def nanoseconds(self, ins: int, outs: int, groups: int) -> int:
+        return CONV_NS + 1000 * self.taps * ins * outs // groups
+
+
+def toy_ms(model: onnx.ModelProto) -> float:
+    """What the whole model takes by the same rule: Gemms take nothing."""
+    convs = [node for node in model.graph.node if node.op_type == "Conv"]
+    weights = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
+    return sum(CONV_NS + 1000 * weights[node.input[1]] for node in convs) / 1e6
+
+
+def toy_times(model: onnx.ModelProto, *, host: str | None = None, leave_out: str = "") -> LayerTimes:
+    dims = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    convs = [node for node in model.graph.node if node.op_type == "Conv" and node.output[0] != leave_out]
+    layers = {node.output[0]: ToyTime(int(np.prod(dims[node.input[1]][2:]))) for node in convs}
+    return LayerTimes("ort-cpu", host, toy_ms(model), layers)
+
+
+Run = Callable[..., tuple[int, str, dict[str, object]]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Compress a model with the toy's times; what it takes `slow` times as long as predicted when it is measured."""
+
+    def compress(
+        model: onnx.ModelProto, *flags: str, slow: float = 1.0, times: object = None
+    ) -> tuple[int, str, dict[str, object]]:
+        def measured(dense: onnx.ModelProto, result: onnx.ModelProto, *_: object, **__: object) -> timing.Latency:
+            return timing.Latency("ort-cpu", toy_ms(dense), toy_ms(result) * (slow if toy_ms(result) < toy_ms(dense) else 1))
+
+        known = toy_times(model) if times is None else times
+        facts = Facts("ort-cpu", {}, known, lambda plan: 0.0)
+        monkeypatch.setattr(compressing, "measure", lambda *_: facts)
+        monkeypatch.setattr(in_time, "compare_latency", measured)
+        save(model, tmp_path / "net.onnx")
+        np.savez(tmp_path / "calib.npz", image=np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32))
+        out = ("-o", tmp_path / "small.onnx", "--json")
+        done = gconv("compress", tmp_path / "net.onnx", "--calib", tmp_path / "calib.npz", "--width-step", "4", *flags, *out)
+        return done.code, done.err, json.loads(done.out) if done.code == 0 else {}
+
+    return compress
+
+
+def ratio_of(path: Path, model: onnx.ModelProto) -> float:
+    return toy_ms(onnx.load(str(path))) / toy_ms(model)
+
+
+@pytest.mark.parametrize("forms", [(), ("--forms", "width"), ("--forms", "all")], ids=["default", "width", "all"])
+@pytest.mark.parametrize("model", [conv_net(channels=16), block_net()], ids=["chain", "block"])
+def test_a_budget_of_time_is_kept_and_predicted(run: Run, tmp_path: Path, model: onnx.ModelProto, forms: tuple[str, ...]) -> None:
+    code, err, report = run(model, "--max-latency", "70%", *forms)
+    assert code == 0, err
+    predicted = report["predicted_latency"]
+    assert isinstance(predicted, dict)
+    # The toy times the written model as it was predicted: its times add up.
+    real = ratio_of(tmp_path / "small.onnx", model)
+    assert real == pytest.approx(predicted["ratio"], abs=1e-3)
+    assert real <= 0.7
+    plan = json.loads((tmp_path / "small.plan.json").read_text(encoding="utf-8"))
+    assert plan["spaces"] or plan["dropped"] or plan["layers"]
+    assert plan["budget"] == {"max_latency_ms": pytest.approx(0.7 * toy_ms(model), abs=1e-6)}
+    assert report["budget_met"] is True
+
+
+def test_what_is_not_in_the_table_takes_as_long_as_before(run: Run, tmp_path: Path) -> None:
+    model = conv_net(channels=16)
+    code, err, report = run(model, "--max-latency", "90%", "--exclude", "c3", times=toy_times(model, leave_out="c1"))
+    assert code == 0, err
+    predicted = report["predicted_latency"]
+    assert isinstance(predicted, dict)
+    assert ratio_of(tmp_path / "small.onnx", model) < predicted["ratio"] <= 0.9
+
+
+def test_a_result_that_is_slower_than_predicted_is_planned_again_tighter(run: Run, tmp_path: Path) -> None:
+    model = conv_net(channels=16)
+    code, err, report = run(model, "--max-latency", "70%", slow=1.2)
+    assert code == 0, err
+    assert "trying again with a tighter budget" in err
+    assert 1.2 * ratio_of(tmp_path / "small.onnx", model) <= 0.7
+    assert report["budget"] == {"max_latency_ms": pytest.approx(0.7 * toy_ms(model), abs=1e-6)}
+    code, err, _ = run(model, "--max-latency", "70%", slow=20.0)
+    assert code == 1
+    assert "over the 70.0% asked" in err
+
+
+def test_a_time_that_no_width_reaches_is_refused_with_the_range_that_can_be_had(run: Run) -> None:
+    model = conv_net(channels=16)
+    code, err, _ = run(model, "--max-latency", "1%")
+    assert code == 1
+    lowest = err.split("--max-latency from ")[1].split("(")[1].split("%")[0]
+    assert run(model, "--max-latency", f"{lowest}%")[0] == 0
+    assert run(model, "--max-latency", f"{float(lowest) - 0.02}%")[0] == 1
+
+
+def test_times_of_another_host_are_not_measured_here(run: Run) -> None:
+    model = conv_net(channels=16)
+    code, err, report = run(model, "--max-latency", "80%", slow=9.0, times=toy_times(model, host="ssh://toy"))
+    assert code == 0, err
+    assert report["latency"] is None
+
+
+def test_a_budget_of_time_alone_is_for_this_cpu() -> None:
+    assert settings_of("compress", {"max_latency": 0.6}, CompressWishes).target == "ort-cpu"
+    assert settings_of("compress", {"max_latency": 0.6, "timing": "t.json"}, CompressWishes).target is None
+    assert settings_of("compress", {"max_macs": 0.6}, CompressWishes).target is None
+    assert settings_of("compress", {"max_latency": 0.6, "calib": "x.npz"}, CompressWishes).form_names == ("width", "drop")
+    assert settings_of("compress", {"max_latency": 0.6}, CompressWishes).form_names == ("group",)
+
+
+def test_auto_is_what_this_machine_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(here, "SIGNS_OF_A_GPU", (str(tmp_path / "gpu"),))
+    monkeypatch.setattr(here, "TRTEXEC", str(tmp_path / "elsewhere"))
+    assert settings_of("compress", {"max_macs": 0.6, "target": "auto"}, CompressWishes).target == "ort-cpu"
+    (tmp_path / "gpu").touch()
+    assert settings.target_here() == "tensorrt"
+    (tmp_path / "gpu").unlink()
+    (tmp_path / "trtexec").touch(mode=0o755)
+    assert settings.target_here() == "tensorrt"
+    assert settings_of("compress", {"max_macs": 0.6, "target": "auto", "timing": "t.json"}, CompressWishes).target is None
+
+
+def test_threads_reach_the_timing_of_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def session(model: onnx.ModelProto, *, threads: int) -> object:
+        seen.append(threads)
+        return real(model, threads=threads)
+
+    real = timing.session
+    monkeypatch.setattr(timing, "session", session)
+    monkeypatch.setattr(in_time, "SECONDS", 0.01)
+    done = gconv(
+        *("compress", save(conv_net(channels=32), tmp_path / "net.onnx"), "--max-macs", "90%"),
+        *("--target", "ort-cpu", "--threads", "2", "--force"),
+    )
+    assert done.code == 0, done.err
+    assert set(seen) == {2}
