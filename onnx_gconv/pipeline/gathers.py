@@ -6,20 +6,23 @@ from dataclasses import dataclass, replace
 import onnx
 
 from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.network import Layer
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.model.spaces import Spaces, consumers, find_spaces
 from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.group import placement_of
 from onnx_gconv.rewrite.match import match
-from onnx_gconv.rewrite.placement import only_atom, sink
+from onnx_gconv.rewrite.placement import is_identity, only_atom, sink
 from onnx_gconv.search.joint import JointResult
 from onnx_gconv.search.menu import Menu, Product
 from onnx_gconv.search.orders import NO_ORDER, Demand, Orders, Seam, SideName
 from onnx_gconv.search.table import Table
+from onnx_gconv.solve.grouping import Grouping
 
 SIDES: tuple[SideName, ...] = ("in", "out")
 MOST_MEETING = 2  # places of which a search looks at all orders together; the Gather of more is counted from above
 
+Solutions = Mapping[tuple[str, int], Grouping]  # by layer and number of groups
 GatheredSides = dict[str, list[str]]  # by layer: the sides that have a Gather
 SharedSides = Mapping[tuple[str, SideName], int]  # by layer and side: which partition it shares with others
 
@@ -39,12 +42,9 @@ class GatherTimes:
         distinct = {(gather.tensor, gather.conv == "", gather.indices.tobytes()) for gather in placement.gathers}
         return sum(self.nanoseconds(tensor, is_behind) for tensor, is_behind, _ in distinct)
 
-    def offered(self, menu: Menu, existing: Mapping[str, int], shared: SharedSides) -> Menu:
-        """Return the menu with the orders that channels may be stored in, and what the Gathers take that these do not spare.
-
-        `existing` are the groups that layers have.
-        """
-        return replace(menu, orders=_Finding(self, menu.products, existing, shared).orders())
+    def offered(self, menu: Menu, layers: Sequence[Layer], groupings: Solutions, shared: SharedSides) -> Menu:
+        """Return the menu with the orders that channels may be stored in, and what the Gathers take that these do not spare."""
+        return replace(menu, orders=_Finding(self, menu.products, layers, groupings, shared).orders())
 
 
 class _Finding:
@@ -54,8 +54,17 @@ class _Finding:
     though by chance two may be the same. What a Conv that keeps its groups reads or writes stays where it is.
     """
 
-    def __init__(self, times: GatherTimes, products: Sequence[Product], existing: Mapping[str, int], shared: SharedSides) -> None:
-        model, self._times, self._existing, self._shared = times.model, times, existing, shared
+    def __init__(
+        self,
+        times: GatherTimes,
+        products: Sequence[Product],
+        layers: Sequence[Layer],
+        groupings: Solutions,
+        shared: SharedSides,
+    ) -> None:
+        model, self._times, self._shared = times.model, times, shared
+        self._existing = {layer.name: layer.groups for layer in layers}
+        self._moving = {name for (name, _), each in groupings.items() if not _lies_in_place(each)}
         self._products = {
             name: number for number, product in enumerate(products) if len(product.options) > 1 for name in product.names
         }
@@ -81,10 +90,13 @@ class _Finding:
         gathered = sink(name, self._spaces, self._readers, self._ends, self._times.shapes)[-1] if behind else tensor
         atom, site = only_atom(self._spaces, tensor), self._shared.get((name, side))
         place = None if atom is None or atom in self._in_place else self._place(atom)
-        has_own = place is not None and (site is None or name in self._narrowed)
-        own = self._number(place, (name, side)) if place is not None and has_own else NO_ORDER
-        # Solved together with what lies in place, a layer has its groups in place, too.
-        common = 0 if site is None or place is None else self._number(place, site)
+        own = order = NO_ORDER
+        if place is not None and (name in self._narrowed or (site is None and name in self._moving)):
+            own = order = self._number(place, (name, side))
+        if name not in self._moving or (site is not None and place is None):
+            order = 0  # its groups lie in place; or it was solved together with what does
+        elif site is not None and place is not None:
+            order = self._number(place, site)
         return Demand(
             product=self._products[name],
             layer=name,
@@ -92,7 +104,7 @@ class _Finding:
             gather_ns=self._times.nanoseconds(gathered, behind),
             existing=self._existing[name],
             place=place,
-            order=own if site is None else common,
+            order=order,
             narrowed_order=own,
             stays=name in self._spaces.blocked,
         )
@@ -116,6 +128,10 @@ class _Finding:
                 nanoseconds = self._times.nanoseconds(junction.tensor, True)
                 together = [places] if len(places) <= MOST_MEETING else [(place,) for place in places]
                 yield from (Seam(each, nanoseconds) for each in together)
+
+
+def _lies_in_place(grouping: Grouping) -> bool:
+    return is_identity(grouping.in_order) and is_identity(grouping.out_order)
 
 
 def gathered_sides(menu: Menu, found: JointResult) -> GatheredSides:

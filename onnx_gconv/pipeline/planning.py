@@ -320,8 +320,7 @@ def _locally(table: Table, budget: Budget) -> SearchResult:
 def _with_gathers(solved: Solved, menu: Menu) -> Menu:
     """Return the menu with the orders of channels, and what the Gathers between them take, where that is known."""
     gathers = solved.facts.gathers
-    existing = {layer.name: layer.groups for layer in solved.network.layers}
-    return menu if gathers is None else gathers.offered(menu, existing, solved.shared)
+    return menu if gathers is None else gathers.offered(menu, solved.network.layers, solved.groupings, solved.shared)
 
 
 def _chosen(solved: Solved, choice: Sequence[int], skipped: Reasons) -> dict[str, int]:

@@ -7,7 +7,7 @@ decided for every case of its neighbours.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -233,8 +233,7 @@ class _Building:
 
     def seam(self, seam: Seam, places: Sequence[int]) -> None:
         """Add the Gather where places meet."""
-        orders = np.ix_(*(self.channels[place] != 0 for place in places))
-        times = np.where(np.any(np.broadcast_arrays(*orders), axis=0), seam.gather_ns, 0)
+        times = np.where(reduce(np.logical_or.outer, (self.channels[place] != 0 for place in places)), seam.gather_ns, 0)
         self.add(places, np.zeros(times.shape), _only_ns(times))
 
     def _tables(self, product: Product, scope: Sequence[int | None]) -> tuple[Floats, Ints]:
