@@ -1,26 +1,39 @@
 """Gathers in the search: brute force over all that can be written is the oracle, and what is predicted is written."""
 
 import itertools
+import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_placement import Random, differs
 from tiny import from_text
 
-from onnx_gconv.errors import BudgetError, ModelError
+from onnx_gconv.errors import BudgetError, ModelError, PlanError
+from onnx_gconv.model.network import Layer
+from onnx_gconv.pipeline import planning
+from onnx_gconv.pipeline.choosing import table_menu
 from onnx_gconv.pipeline.facts import Facts
-from onnx_gconv.pipeline.gathers import GatherTimes
+from onnx_gconv.pipeline.gathers import GatherTimes, gathered_sides
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import open_original
 from onnx_gconv.pipeline.planned import Planned, Solved
 from onnx_gconv.pipeline.planning import plan_within, solve
 from onnx_gconv.pipeline.settings import GathersName, SearchName, Settings
-from onnx_gconv.plans import Plan, PlannedLayer
+from onnx_gconv.plans import Plan, PlannedLayer, Totals, from_json
+from onnx_gconv.rewrite.group import carry_out, placement_of
+from onnx_gconv.rewrite.mask import mask
+from onnx_gconv.rewrite.match import match
 from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.joint import JointResult, search_joint
 from onnx_gconv.search.latency import LayerTimes
+from onnx_gconv.search.menu import GroupCount, Menu, Product, Side, SpaceRow, Width
+from onnx_gconv.search.orders import NO_ORDER, Demand, Orders, Seam
 
 HIGHS = 2e-6  # HiGHS stops within 1e-6 of the optimum
 HEAD, TAIL = "net (float[1,3,6,6] image) => (float[1,4] scores) { stem = Conv (image, w0) x = Relu (stem)", "}"
@@ -84,7 +97,18 @@ def solved_of(model: onnx.ModelProto, facts: Facts, gathers: GathersName, *, sea
     return solve(job, gathers, None)
 
 
-def all_plans(solved: Solved, plan: Plan) -> Iterator[tuple[float, int, Plan]]:
+def plan_of(solved: Solved, grouped: Sequence[tuple[Layer, int, tuple[str, ...]]]) -> Plan:
+    """Return the plan that gives these layers groups, with Gathers at these sides."""
+    rows = []
+    for layer, groups, sides in grouped:
+        found = solved.groupings[layer.name, groups]
+        orders = tuple(found.in_order.tolist()), tuple(found.out_order.tolist())
+        rows.append(PlannedLayer(layer.name, "", layer.out_channels, layer.in_channels, groups, 0.5, *orders, sides))
+    nothing = Totals(0, 0)
+    return Plan("", "l2", "best", "exact", 0, {}, "free", nothing, nothing, tuple(rows), ())
+
+
+def all_plans(solved: Solved) -> Iterator[tuple[float, int, Plan]]:
     """Every choice of groups and of sides with a Gather: its cost, its nanoseconds without Gathers, and its plan."""
     assert solved.table is not None
     layers = {layer.name: layer for layer in solved.network.layers}
@@ -92,12 +116,8 @@ def all_plans(solved: Solved, plan: Plan) -> Iterator[tuple[float, int, Plan]]:
         chosen = [(name, row.options[i].groups) for row, i in zip(solved.table.rows, choice, strict=True) for name in row.names]
         grouped = [(layers[name], groups) for name, groups in chosen if groups > layers[name].groups]
         for flags in itertools.product([(), ("in",), ("out",), ("in", "out")], repeat=len(grouped)):
-            rows = []
-            for (layer, groups), sides in zip(grouped, flags, strict=True):
-                found = solved.groupings[layer.name, groups]
-                orders = tuple(found.in_order.tolist()), tuple(found.out_order.tolist())
-                rows.append(PlannedLayer(layer.name, "", layer.out_channels, layer.in_channels, groups, 0.5, *orders, sides))
-            yield solved.table.cost(choice), solved.table.latency_ns(choice), replace(plan, layers=tuple(rows))
+            plan = plan_of(solved, [(*each, sides) for each, sides in zip(grouped, flags, strict=True)])
+            yield solved.table.cost(choice), solved.table.latency_ns(choice), plan
 
 
 def predicted_ns(planned: Planned) -> float:
@@ -119,9 +139,8 @@ def test_the_search_with_gathers_is_exact(kind: str, gathers: GathersName) -> No
         except ModelError:
             assert gathers == "none"
             continue
-        anything = plan_within(solved, Budget(max_latency_ms=1e3))
-        assert anything.plan.layers == ()
-        real = [(cost, base + facts.gathers.of_plan(plan)) for cost, base, plan in all_plans(solved, anything.plan)]
+        assert plan_within(solved, Budget(max_latency_ms=1e3)).plan.layers == ()
+        real = [(cost, base + facts.gathers.of_plan(plan)) for cost, base, plan in all_plans(solved)]
         assert facts.times is not None
         fastest, dense = min(ns for _, ns in real), round(facts.times.dense_ms * 1e6)
         for share in (0.0, 0.1, 0.3, 0.6, 0.9):
@@ -133,3 +152,115 @@ def test_the_search_with_gathers_is_exact(kind: str, gathers: GathersName) -> No
             assert planned.search.gap == 0
         with pytest.raises(BudgetError, match="cannot be met"):
             plan_within(solved, Budget(max_latency_ms=(fastest - 1) / 1e6))
+
+
+def test_the_time_is_kept_by_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+
+    def counted(menu: Menu, budget: Budget) -> JointResult:
+        searched.append(budget)
+        return search_joint(menu, budget)
+
+    monkeypatch.setattr(planning, "search_joint", counted)
+    model = net("residual", 0)
+    facts = facts_of(model, 0)
+    assert facts.times is not None
+    planned = plan_within(solved_of(model, facts, "free"), Budget(max_latency_ms=0.6 * facts.times.dense_ms))
+    assert any(layer.gathered for layer in planned.plan.layers)
+    assert [budget.max_latency_ms for budget in searched] == [0.6 * facts.times.dense_ms]
+
+
+@pytest.mark.parametrize("gathers", ["free", "shared", "none"])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_the_local_search_counts_every_gather(kind: str, gathers: GathersName) -> None:
+    model = net(kind, 0)
+    facts = facts_of(model, 0)
+    assert facts.times is not None
+    try:
+        solved = solved_of(model, facts, gathers, search="local")
+    except ModelError:
+        return
+    for share in (0.95, 0.9, 0.8):
+        planned = plan_within(solved, Budget(max_latency_ms=share * facts.times.dense_ms))
+        assert predicted_ns(planned) <= share * facts.times.dense_ms * 1e6 + 1
+
+
+def test_groups_in_place_need_no_gather() -> None:
+    model = net("residual", 0)
+    facts = facts_of(model, 0, gather_ns=10**6)
+    assert facts.times is not None
+    job = Job(open_original(model), Settings(max_latency=0.5, min_group_channels=4, solver="plain"), facts)
+    planned = plan_within(solve(job, "free", None), Budget(max_latency_ms=0.5 * facts.times.dense_ms))
+    assert len(planned.plan.layers) == 3
+
+
+def test_without_a_budget_of_time_a_plan_says_nothing_of_gathers() -> None:
+    model = net("residual", 0)
+    timed, plain = (solved_of(model, facts, "free") for facts in (facts_of(model, 0), Facts()))
+    plans = [plan_within(solved, Budget(max_params=700)).plan for solved in (timed, plain)]
+    assert plans[0].to_json() == plans[1].to_json()
+    assert '"gathered"' not in plans[0].to_json()
+
+
+def test_a_plan_file_tells_where_gathers_stand() -> None:
+    model = net("residual", 0)
+    facts = facts_of(model, 0)
+    assert facts.times is not None
+    plan = plan_within(solved_of(model, facts, "free"), Budget(max_latency_ms=0.6 * facts.times.dense_ms)).plan
+    told = json.loads(plan.to_json())
+    assert from_json(told, "p.json") == plan
+    told["layers"][0]["gathered"] = ["up"]
+    with pytest.raises(PlanError, match="'gathered' names the sides of a layer"):
+        from_json(told, "p.json")
+
+
+# Every known op
+
+
+def random_choice(menu: Menu, rng: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Groups and orders that go together; orders as the model has them if no others are found."""
+    groups = tuple(int(rng.integers(len(product.options))) for product in menu.products)
+    for _ in range(20):
+        stored = tuple(int(rng.integers(orders)) for orders in menu.orders.places)
+        if menu.is_legal((), groups, stored):
+            return groups, stored
+    return groups, (0,) * len(menu.orders.places)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize("gathers", ["free", "shared", "none"])
+def test_random_graphs_have_the_gathers_that_were_counted(gathers: GathersName) -> None:
+    """Never more of them; and they stay the same function. Tolerance: float32 rounding through a dozen layers."""
+    equal = tried = 0
+    for seed in range(150):
+        model = Random(seed).model()
+        facts, rng = facts_of(model, seed), np.random.default_rng([seed, 2])
+        assert facts.gathers is not None
+        try:
+            solved = solve(Job(open_original(model), Settings(max_latency=0.5), facts), gathers, None)
+        except ModelError:
+            continue
+        assert solved.table is not None
+        menu = facts.gathers.offered(
+            table_menu(solved.table, solved.network.layers), solved.network.layers, solved.groupings, solved.shared
+        )
+        for _ in range(3):
+            groups, stored = random_choice(menu, rng)
+            sides = gathered_sides(menu, JointResult((), groups, 0.0, 0.0, stored))
+            rows = [
+                (layer, product.options[index].groups)
+                for product, index in zip(menu.products, groups, strict=True)
+                for layer in solved.network.layers
+                if layer.name in product.names and product.options[index].groups > layer.groups
+            ]
+            plan = plan_of(solved, [(layer, number, tuple(sides.get(layer.name, ()))) for layer, number in rows])
+            counted, real = menu.gathers_ns((), groups, stored), facts.gathers.of_plan(plan)
+            assert real <= counted, (seed, groups, stored)
+            matched = match(model, plan)
+            grouped = carry_out(model, matched, placement_of(model, matched))
+            assert differs(mask(model, matched), grouped, seed) < 1e-4, seed
+            tried += bool(rows)
+            equal += bool(rows) and real == counted
+    assert tried > 100
+    assert equal > 0.5 * tried

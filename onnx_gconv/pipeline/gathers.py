@@ -1,5 +1,6 @@
 """The Gathers of a model's plans: what those of a plan take, and which a search can choose between."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
 
 SIDES: tuple[SideName, ...] = ("in", "out")
+FEW_SIDES = 2  # of the channels inside a block; more read or write a stream
 MOST_MEETING = 2  # places of which a search looks at all orders together; the Gather of more is counted from above
 
 Solutions = Mapping[tuple[str, int], Grouping]  # by layer and number of groups
@@ -73,8 +75,12 @@ class _Finding:
         self._readers = consumers(model)
         self._ends = {value.name for value in model.graph.output}
         self._sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Conv"}
-        kept = [tensor for name in self._spaces.blocked - self._products.keys() for tensor in (self._sources[name], name)]
-        self._in_place = self._spaces.pinned | {only_atom(self._spaces, tensor) for tensor in kept}
+        self._kept = sorted(self._spaces.blocked - self._products.keys())
+        ends = (tensor for name in self._products for tensor in (self._sources[name], name))
+        self._sides = Counter(only_atom(self._spaces, tensor) for tensor in ends)
+        self._in_place = {only_atom(self._spaces, tensor) for name in self._kept for tensor in (self._sources[name], name)}
+        self._meetings = list(self._find_meetings())
+        self._meeting = {atom for atoms, _, _ in self._meetings for atom in atoms}
         self._places: dict[int, int] = {}  # by atom
         self._numbers: list[dict[object, int]] = []  # by place: the numbers of its orders, by who wants them
 
@@ -87,16 +93,15 @@ class _Finding:
     def _demand(self, name: str, side: SideName) -> Demand:
         tensor = self._sources[name] if side == "in" else name
         behind = side == "out"
-        gathered = sink(name, self._spaces, self._readers, self._ends, self._times.shapes)[-1] if behind else tensor
+        gathered = self._sunk(name) if behind else tensor
         atom, site = only_atom(self._spaces, tensor), self._shared.get((name, side))
-        place = None if atom is None or atom in self._in_place else self._place(atom)
-        own = order = NO_ORDER
-        if place is not None and (name in self._narrowed or (site is None and name in self._moving)):
-            own = order = self._number(place, (name, side))
-        if name not in self._moving or (site is not None and place is None):
-            order = 0  # its groups lie in place; or it was solved together with what does
-        elif site is not None and place is not None:
-            order = self._number(place, site)
+        # In a stream a narrowed layer has a Gather, lest an order for each one of them make the search long.
+        is_narrowed = name in self._narrowed
+        has_own = is_narrowed or name in self._moving if site is None else is_narrowed and self._sides[atom] <= FEW_SIDES
+        place = self._place(atom) if atom is not None and self._is_open(atom, site, has_own=has_own) else None
+        own = self._number(place, (name, side)) if place is not None and has_own else NO_ORDER
+        # Order 0 where its groups lie in place, or where there is no choice but the order that all have in common.
+        common = 0 if place is None or site is None else self._number(place, site)
         return Demand(
             product=self._products[name],
             layer=name,
@@ -104,10 +109,14 @@ class _Finding:
             gather_ns=self._times.nanoseconds(gathered, behind),
             existing=self._existing[name],
             place=place,
-            order=order,
+            order=own if site is None and name in self._moving else common,
             narrowed_order=own,
             stays=name in self._spaces.blocked,
         )
+
+    def _sunk(self, name: str) -> str:
+        """Return the tensor that a Gather behind a Conv makes."""
+        return sink(name, self._spaces, self._readers, self._ends, self._times.shapes)[-1]
 
     def _place(self, atom: int) -> int:
         if atom not in self._places:
@@ -119,13 +128,33 @@ class _Finding:
         """Return the number of an order of a place."""
         return self._numbers[place].setdefault(wanted, 1 + len(self._numbers[place]))
 
-    def _seams(self) -> Iterator[Seam]:
-        """Yield where a wider stream begins: its channels are in the order of the narrower one there."""
+    def _is_open(self, atom: int, site: int | None, *, has_own: bool) -> bool:
+        """Return whether there is a choice of orders."""
+        if atom in self._spaces.pinned or (atom in self._in_place and (site is None or atom not in self._meeting)):
+            return False
+        return site is None or has_own or atom in self._meeting
+
+    def _find_meetings(self) -> Iterator[tuple[frozenset[int], str, bool]]:
+        """Yield atoms whose channels somebody wants in the model's own order, the tensor, and whether its producer does.
+
+        Where a wider stream begins, its channels are in the order of the narrower one. A Conv that keeps its groups may read
+        several atoms joined.
+        """
+        axes = self._spaces.axes
         for junction in self._spaces.junctions:
-            atoms = {*self._spaces.axes[junction.source].atoms, *self._spaces.axes[junction.tensor].atoms}
+            yield frozenset({*axes[junction.source].atoms, *axes[junction.tensor].atoms}), junction.tensor, True
+        for name in self._kept:
+            for tensor, behind in ((self._sources[name], False), (name, True)):
+                if only_atom(self._spaces, tensor) is None and tensor in axes:
+                    yield frozenset(axes[tensor].atoms), tensor, behind
+
+    def _seams(self) -> Iterator[Seam]:
+        """Yield where places meet."""
+        for atoms, tensor, behind in self._meetings:
             places = tuple(sorted(self._places[atom] for atom in atoms if atom in self._places))
             if places:
-                nanoseconds = self._times.nanoseconds(junction.tensor, True)
+                gathered = self._sunk(tensor) if behind and tensor in self._kept else tensor
+                nanoseconds = self._times.nanoseconds(gathered, behind)
                 together = [places] if len(places) <= MOST_MEETING else [(place,) for place in places]
                 yield from (Seam(each, nanoseconds) for each in together)
 

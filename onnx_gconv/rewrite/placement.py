@@ -11,6 +11,7 @@ then a selection, which slices and permutes in one.
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -293,9 +294,21 @@ class Towers:
     def _place(self, node: "Node") -> tuple[int, ...]:
         members = self._members[self._find(node)]
         above = [coarser for member in members if (coarser := self._around(member)) is not None]
-        # Where the groups lie in a pinned atom, or else where they lie in the first of all.
-        own = next((group for atom, _, group in members if atom in self._pinned), min(members)[2])
+        # Where the groups, or finer ones inside them, lie in a pinned atom; or else where they lie in the first of all.
+        else_at = self._pinned_inside.get(self._find(node), min(members)[2])
+        own = next((group for atom, _, group in members if atom in self._pinned), else_at)
         return (*(self._place(min(above)) if above else ()), own)
+
+    @cached_property
+    def _pinned_inside(self) -> dict[Node, int]:
+        """Where one of the finer groups inside lies in a pinned atom, by class."""
+        pinned = {self._find(node): node[2] for node in self._parent if node[0] in self._pinned}
+        found: dict[Node, int] = {}
+        for node in sorted(self._parent, key=lambda node: -max(node[1])) if pinned else ():  # fine groups first
+            root, coarser = self._find(node), self._around(node)
+            if coarser is not None and (root in pinned or root in found):
+                found.setdefault(self._find(coarser), pinned[root] if root in pinned else found[root])
+        return found
 
     def _around(self, node: "Node") -> "Node | None":
         """Return the next coarser group of the same atom that contains this one."""
