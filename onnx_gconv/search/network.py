@@ -124,7 +124,7 @@ def network_of(menu: Menu, budget: Budget) -> Network:
     # Small sides first, so that large ones find sums to go on from: what a dense block's layer reads grows from layer to layer.
     order = sorted(range(len(menu.products)), key=lambda p: len(menu.products[p].ins.spaces) + len(menu.products[p].outs.spaces))
     groups = {number: build.product(menu.products[number]) for number in order}
-    places = tuple(build.new(np.arange(orders)) for orders in menu.orders.places)
+    places = tuple(build.place(orders) for orders in menu.orders.places)
     for demand in menu.orders.demands:
         build.demand(demand, groups[demand.product], None if demand.place is None else places[demand.place])
     for seam in menu.orders.seams:
@@ -209,6 +209,12 @@ class _Building:
         """Return a new variable of these values."""
         self.channels.append(values)
         return len(self.channels) - 1
+
+    def place(self, orders: int) -> int:
+        """Return a new variable: the order of a place."""
+        place = self.new(np.arange(orders))
+        self.add((place,), np.zeros(orders), np.zeros((orders, AMOUNTS), np.int64))
+        return place
 
     def _add_present(self, scope: Sequence[int | None], costs: Floats, amounts: Ints) -> None:
         """Add a table of which some axes are of no variable and have one place."""
