@@ -27,6 +27,7 @@ class PlannedLayer:
     kept: float
     in_order: tuple[int, ...]
     out_order: tuple[int, ...]
+    gathered: tuple[str, ...] = ()  # "in", "out": the sides at which a Gather is to stand; otherwise only where none can be spared
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Plan:
 def _rows(items: Sequence[Row]) -> str:
     if not items:
         return "[]"
-    return "[\n  " + ",\n  ".join(json.dumps(vars(item), ensure_ascii=False) for item in items) + "]"
+    told = [{key: value for key, value in vars(item).items() if key != "gathered" or value} for item in items]
+    return "[\n  " + ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in told) + "]"
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -190,7 +192,10 @@ def _layer(fields: Fields, *, some_go: bool) -> PlannedLayer:
         kept=fields.number("kept"),
         in_order=_order(fields, "in_order", "in_channels", some_go=some_go),
         out_order=_order(fields, "out_order", "out_channels", some_go=some_go),
+        gathered=fields.strings("gathered") if "gathered" in fields.names() else (),
     )
+    if not set(layer.gathered) <= {"in", "out"}:
+        raise fields.wrong('\'gathered\' names the sides of a layer: "in", "out"', MALFORMED.remedy)
     ins, outs = len(layer.in_order), len(layer.out_order)
     if layer.groups < 1 or ins % layer.groups or outs % layer.groups:
         raise PlanError(

@@ -13,6 +13,7 @@ from onnx_gconv.pipeline.group_config import read_group_config
 from onnx_gconv.pipeline.settings import CostName, Settings, as_path
 from onnx_gconv.pipeline.solving import Groupings
 from onnx_gconv.search.latency import LayerTimes
+from onnx_gconv.search.menu import GroupCount, Menu, Product, Side
 from onnx_gconv.search.rules import by_group_channels, uniform
 from onnx_gconv.search.table import Option, Row, Table
 from onnx_gconv.search.target import is_aligned
@@ -89,6 +90,27 @@ def option_table(
         (network.count.macs or 0) - sum(option.macs for option in dense),  # 0 throughout where MACs are not known
         round(facts.times.dense_ms * 1e6) - sum(option.latency_ns for option in dense) if facts.times is not None else 0,
     )
+
+
+def table_menu(table: Table, layers: Sequence[Layer]) -> Menu:
+    """Return a table as a menu in which no space has a choice."""
+    named = {layer.name: layer for layer in layers}
+
+    def product(row: Row) -> Product:
+        layer, first = named[row.names[0]], row.options[0]
+        pairs, times = layer.in_channels * layer.out_channels, {option.groups: option.latency_ns for option in row.options}
+        return Product(
+            row.names,
+            Side(layer.in_channels),
+            Side(layer.out_channels),
+            first.params * first.groups // pairs,
+            first.macs * first.groups // pairs,
+            tuple(GroupCount(option.groups, option.cost) for option in row.options),
+            lambda ins, outs, groups: times[groups],
+        )
+
+    fixed = table.fixed_params, table.fixed_macs, table.fixed_latency_ns
+    return Menu((), tuple(map(product, table.rows)), (), *fixed)
 
 
 def layer_ns(times: LayerTimes, layer: Layer, groups: int) -> int:

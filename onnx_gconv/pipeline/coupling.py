@@ -1,7 +1,6 @@
 """Which layers share partitions, for --gathers shared and none, and their groupings."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -9,14 +8,15 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer
 from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.pipeline.choosing import Candidates, Reasons
+from onnx_gconv.pipeline.gathers import SIDES, SharedSides
 from onnx_gconv.pipeline.importances import layer_importance
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.settings import GathersName
 from onnx_gconv.pipeline.solving import Groupings
+from onnx_gconv.rewrite.placement import only_atom
+from onnx_gconv.search.orders import SideName
 from onnx_gconv.solve.coupled import Level, SharedAxis, Term, solve_coupled
 from onnx_gconv.solve.grouping import Grouping, canonical, kept_share
-
-Side = Literal["in", "out"]
 
 
 class _SharedAxes:
@@ -24,6 +24,7 @@ class _SharedAxes:
 
     def __init__(self, spaces: Spaces, layers: Sequence[Layer], sources: Mapping[str, str], *, share_all: bool) -> None:
         self.sites: list[SharedAxis] = []
+        self.common: set[int] = set()  # sites of atoms: all that read or write one have the same
         self._spaces = spaces
         self._share_all = share_all
         self._by_key: dict[tuple[object, ...], int] = {}
@@ -31,32 +32,33 @@ class _SharedAxes:
         users: dict[int, int] = {}
         for layer in layers:
             for tensor in (sources[layer.name], layer.name):
-                atom = self._atom(tensor)
+                atom = only_atom(spaces, tensor)
                 if atom is not None:
                     users[atom] = users.get(atom, 0) + 1
         # A Conv that has groups already and keeps them has them as they are: what it reads and writes stays in place.
         self._in_place = spaces.pinned | {
-            atom for name in spaces.blocked for tensor in (sources[name], name) if (atom := self._atom(tensor)) is not None
+            atom for name in spaces.blocked for tensor in (sources[name], name) if (atom := only_atom(spaces, tensor)) is not None
         }
         # A space that one Conv writes and one reads lies inside a block; a residual stream has more of them.
         self._streams = {atom for atom, count in users.items() if count > 2}
 
-    def _atom(self, tensor: str) -> int | None:
-        axis = self._spaces.axes.get(tensor)
-        return axis.atoms[0] if axis is not None and axis.repeat == 1 and len(axis.atoms) == 1 else None
-
-    def of(self, layer: Layer, side: Side) -> int | None:
+    def of(self, layer: Layer, side: SideName) -> int | None:
         """Return the site of one side of a layer; None where no partition can do without a Gather, and none is allowed."""
         tensor = self._sources[layer.name] if side == "in" else layer.name
         channels = layer.in_channels if side == "in" else layer.out_channels
-        atom = self._atom(tensor)
+        atom = only_atom(self._spaces, tensor)
         if atom is None:
             return None if self._share_all else self._site((layer.name, side), SharedAxis(channels))
         if atom in self._in_place and self._share_all:
-            return self._site((atom,), SharedAxis(channels, fixed=True))
+            return self._common(atom, SharedAxis(channels, fixed=True))
         if self._share_all or (atom in self._streams and atom not in self._in_place):
-            return self._site((atom,), SharedAxis(channels))
+            return self._common(atom, SharedAxis(channels))
         return self._site((layer.name, side), SharedAxis(channels))
+
+    def _common(self, atom: int, site: SharedAxis) -> int:
+        number = self._site((atom,), site)
+        self.common.add(number)
+        return number
 
     def _site(self, key: tuple[object, ...], site: SharedAxis) -> int:
         if key not in self._by_key:
@@ -65,8 +67,13 @@ class _SharedAxes:
         return self._by_key[key]
 
 
-def solve_jointly(job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons) -> tuple[Candidates, Groupings]:
-    """Return the candidates that a joint solution has, and their groupings; note in `skipped` who has none."""
+def solve_jointly(
+    job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons
+) -> tuple[Candidates, Groupings, SharedSides]:
+    """Return the candidates that a joint solution has, their groupings, and which sides of them have a partition in common.
+
+    Note in `skipped` who has none.
+    """
     model, network, settings = job.original.model, job.original.network, job.settings
     progress = job.listener.phase("solving")
     constants = Constants(model)
@@ -99,7 +106,8 @@ def solve_jointly(job: Job, allowed: Candidates, gathers: GathersName, skipped: 
                 candidates[layer.name] = (layer.groups, *(grouping.groups for grouping in found))
             else:
                 skipped.setdefault(layer.name, "no number of groups fits all the Convs that share its channels")
-    return candidates, groupings
+    both = {(name, side): term.in_site if side == "in" else term.out_site for name, term in terms.items() for side in SIDES}
+    return candidates, groupings, {key: site for key, site in both.items() if site in sites.common}
 
 
 def _groupings(term: Term, levels: Iterable[Level], numbers: tuple[int, ...]) -> list[Grouping]:

@@ -1,16 +1,16 @@
 """What was measured before a plan is made; what the user wants is in the settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnx_gconv.listener import Listener
+from onnx_gconv.pipeline.gathers import GatherTimes
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.pipeline.settings import Settings, as_path
 from onnx_gconv.pipeline.sweeping import block_here, read_times, sweep_here, target_of
-from onnx_gconv.plans import Plan
 from onnx_gconv.recover.activation import input_strengths
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.search.latency import LayerTimes
@@ -25,7 +25,7 @@ class Facts:
     # By layer, for the criteria that need data: activation, the strength of each input; taylor, the importance of each kernel.
     importances: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     times: LayerTimes | None = None  # for a budget in milliseconds
-    gathers_ms: Callable[[Plan], float] | None = None  # what the Gathers take that a plan needs; there whenever `times` are
+    gathers: GatherTimes | None = None  # there whenever `times` are
     block: int | None = None  # the multiple of channels that makes a group fast on the device, where it was measured
 
     @property
@@ -47,7 +47,7 @@ def measure(original: Original, settings: Settings, samples: Calibration | None,
     runs_on = settings.target or target_of(timed.latencies.runner)
     # A table tells of its own device only: for another target what is usual there counts.
     block = timed.block if runs_on == target_of(timed.latencies.runner) else None
-    return Facts(runs_on, importances, timed.latencies, timed.gathers_ms, block)
+    return Facts(runs_on, importances, timed.latencies, timed.gathers, block)
 
 
 def _importances(

@@ -11,6 +11,7 @@ from onnx_gconv.model.network import Network
 from onnx_gconv.pipeline.choosing import Reasons
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.forms import Forms
+from onnx_gconv.pipeline.gathers import SharedSides
 from onnx_gconv.pipeline.importances import layer_importance
 from onnx_gconv.pipeline.original import ModelLike, open_original
 from onnx_gconv.pipeline.rewriting import Rewritten
@@ -39,6 +40,7 @@ class Solved:
     table: Table | None  # what to search on, where none does
     groupings: Groupings
     forms: Forms | None = None  # widths and dropped branches, where they are among the forms
+    shared: SharedSides = field(default_factory=dict)  # who has a partition in common
 
     @property
     def is_measured(self) -> bool:

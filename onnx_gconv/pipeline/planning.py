@@ -8,12 +8,13 @@ import onnx
 
 from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
-from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, layer_ns, option_table
+from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, layer_ns, option_table, table_menu
 from onnx_gconv.pipeline.coupling import solve_jointly
 from onnx_gconv.pipeline.forms import Forms, find_forms, grouped, grouping_of, untouched
+from onnx_gconv.pipeline.gathers import GatheredSides, SharedSides, gathered_sides, with_all_gathers
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planned import Planned, Solved
-from onnx_gconv.pipeline.settings import GathersName, Settings
+from onnx_gconv.pipeline.settings import GathersName
 from onnx_gconv.pipeline.solving import Groupings, solve_all
 from onnx_gconv.pipeline.trial import Costs, Grouped, Guide, Narrowed, best_by_trial, best_discount
 from onnx_gconv.plans import Plan, PlannedLayer, SkippedConv, Totals
@@ -26,8 +27,6 @@ from onnx_gconv.search.local import search_local
 from onnx_gconv.search.menu import Menu
 from onnx_gconv.search.table import Table
 from onnx_gconv.solve.grouping import Grouping
-
-SEARCHES_FOR_GATHERS = 6
 
 
 def ways_of_gathers(job: Job) -> tuple[GathersName, ...]:
@@ -116,27 +115,29 @@ def _solve_groups(job: Job, gathers: GathersName) -> Solved:
     original, settings, facts = job.original, job.settings, job.facts
     network = original.network
     skipped, allowed, rule = decide_candidates(job)
+    shared: SharedSides = {}
     if gathers == "free":
         wanted: dict[str, Sequence[int]] = {name: [g] for name, g in rule.items()} if rule is not None else wanted_numbers(allowed)
         layers = [layer for layer in network.layers if layer.name in wanted]
         groupings = solve_all(original.model, layers, wanted, settings, facts, progress=job.listener.phase("solving"))
     else:
-        allowed, groupings, rule = _solve_shared(job, allowed, gathers, skipped)
+        allowed, groupings, rule, shared = _solve_shared(job, allowed, gathers, skipped)
     table = option_table(network, allowed, groupings, settings, facts, skipped) if rule is None else None
-    return Solved(network, original.sha256, original.files, settings, facts, gathers, skipped, rule, table, groupings)
+    made_of = network, original.sha256, original.files, settings, facts, gathers, skipped, rule, table, groupings
+    return Solved(*made_of, shared=shared)
 
 
 def _solve_shared(
     job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons
-) -> tuple[Candidates, Groupings, dict[str, int] | None]:
+) -> tuple[Candidates, Groupings, dict[str, int] | None, SharedSides]:
     """Return the candidates and groupings of shared partitions; a rule then chooses among the numbers of groups that they have."""
-    joint, groupings = solve_jointly(job, allowed, gathers, skipped)
+    joint, groupings, shared = solve_jointly(job, allowed, gathers, skipped)
     for name in allowed.keys() - joint.keys():
         skipped.setdefault(name, "it shares channels with Convs that no common number of groups fits")
     rule = by_rule(job.original.network.layers, joint, job.settings, skipped)
     if not joint or rule == {}:
         raise _nothing_to_group(skipped.values(), "no Conv would be grouped", "use --gathers free, which couples no layers")
-    return joint, groupings, rule
+    return joint, groupings, rule, shared
 
 
 def wanted_numbers(allowed: Candidates) -> dict[str, Sequence[int]]:
@@ -224,75 +225,52 @@ def _plan_forms(solved: Solved, forms: Forms, costs: Costs, budget: Budget, mode
     """Return the plan of least cost within the budget, over all forms; what it is asked for again has these costs only."""
     solved = replace(solved, forms=replace(forms, costs=(costs,)))
     menu = forms.priced(costs)
-    return _with_gathers(budget, lambda left: _plan_menu(solved, forms, menu, budget, left, model))
-
-
-def _plan_menu(solved: Solved, forms: Forms, menu: Menu, budget: Budget, left: Budget, model: onnx.ModelProto) -> Planned:
-    """Return the plan of least cost from the menu, within what is left of the budget."""
-    found = search_joint(menu, left)
+    if budget.latency_ns is not None:
+        menu = _with_gathers(solved, menu)
+    found = search_joint(menu, budget)
     spaces, dropped = forms.narrowed(menu, found)
     network, settings = solved.network, solved.settings
-    plan = replace(_plan(solved, {}, {}, budget), forms=settings.form_names, spaces=spaces, dropped=dropped)
+    plan = replace(_plan(solved, {}, {}, budget, {}), forms=settings.form_names, spaces=spaces, dropped=dropped)
     matched = match(model, plan, shapes=network.shapes)
     layers = {layer.name: layer for layer in network.layers}
     gone = {name for branch in matched.dropped for name in branch.nodes}
     chosen = {name: groups for name, groups in grouped(menu, found).items() if name not in gone}
-    planned = []
+    planned, gathered = [], gathered_sides(menu, found)
     for name, groups in chosen.items():
         layer = layers[name]
         sides = (
             matched.inputs.get(name, np.arange(layer.in_channels)),
             matched.outputs.get(name, np.arange(layer.out_channels)),
         )
-        planned.append(_planned_layer(layer, grouping_of(layer, groups, sides, solved.groupings, model, solved.facts, settings)))
+        grouping = grouping_of(layer, groups, sides, solved.groupings, model, solved.facts, settings)
+        planned.append(_planned_layer(layer, grouping, gathered.get(name, ())))
     reasons = untouched(network, {*chosen, *matched.inputs, *matched.outputs, *gone}, solved.skipped)
     params, macs, latency_ns = menu.totals(found.widths, found.groups)
     after = Totals(params, None if network.count.macs is None else macs)
     skipped = tuple(SkippedConv(name, reason) for name, reason in reasons.items())
     plan = replace(plan, after=after, layers=tuple(planned), skipped=skipped)
-    return Planned(plan, found, _predict(solved, plan, latency_ns / 1e6), solved)
+    return _in_time(Planned(plan, found, _predict(solved, plan, latency_ns / 1e6), solved), budget)
 
 
 def plan_within(solved: Solved, budget: Budget) -> Planned:
     """Return the plan of least cost within the budget."""
-    return _with_gathers(budget, lambda left: _plan_once(solved, budget, left))
-
-
-def _with_gathers(budget: Budget, plan_for: Callable[[Budget], Planned]) -> Planned:
-    """Return a plan that is within the budget together with its Gathers.
-
-    Which Gathers a choice needs is known only once it is made, so their time is no part of the search: it is set aside from
-    the budget, as much as the last choice needed, until a choice with its Gathers fits.
-    """
-    limit, aside_ms = budget.max_latency_ms, 0.0
-    for _ in range(SEARCHES_FOR_GATHERS):
-        planned = plan_for(budget if limit is None else replace(budget, max_latency_ms=limit - aside_ms))
-        prediction = planned.prediction
-        # A nanosecond is beyond what any prediction tells; sums of milliseconds are not exact.
-        if limit is None or prediction is None or prediction.after_ms <= limit + 1e-6:
-            return planned
-        if planned.solved.rule is not None:
-            raise _over_budget(f"take {prediction.after_ms:.4g} ms, over the budget of {limit:.4g} ms")
-        aside_ms = max(aside_ms + 1e-3 * limit, prediction.gathers_ms)
-        if aside_ms >= limit:
-            break
-    raise BudgetError(
-        f"the budget cannot be met: you asked for {limit:.4g} ms, and the Gathers alone take {aside_ms:.4g} ms.",
-        hint="--gathers none needs no Gathers, --gathers shared fewer",
-    )
-
-
-def _plan_once(solved: Solved, budget: Budget, left: Budget) -> Planned:
-    """Return the plan of least cost within what is left of the budget."""
-    found, chosen, skipped = None, solved.rule, dict(solved.skipped)
+    found, chosen, gathered, skipped = None, solved.rule, GatheredSides(), dict(solved.skipped)
     if chosen is None:
-        assert solved.table is not None
-        found = _search(solved.table, left, solved.settings)
+        found, gathered = _search(solved, budget)
         chosen = _chosen(solved, found.choice, skipped)
-    plan = _plan(solved, chosen, skipped, budget)
+    plan = _plan(solved, chosen, skipped, budget, gathered)
     if not budget.allows(plan.after.params, plan.after.macs):
         raise _over_budget(f"leave {plan.after.params:,} parameters and {plan.after.macs or 0:,} MACs, over the budget")
-    return Planned(plan, found, _predict_groups(solved, plan), solved)
+    return _in_time(Planned(plan, found, _predict_groups(solved, plan), solved), budget)
+
+
+def _in_time(planned: Planned, budget: Budget) -> Planned:
+    """Return the planned, unless it takes too long: what a rule chose may, and a search counts Gathers from above."""
+    limit, prediction = budget.max_latency_ms, planned.prediction
+    # A nanosecond is beyond what any prediction tells; sums of milliseconds are not exact.
+    if limit is not None and prediction is not None and prediction.after_ms > limit + 1e-6:
+        raise _over_budget(f"take {prediction.after_ms:.4g} ms, over the budget of {limit:.4g} ms")
+    return planned
 
 
 def _over_budget(what: str) -> BudgetError:
@@ -314,18 +292,35 @@ def _predict_groups(solved: Solved, plan: Plan) -> Prediction | None:
 
 def _predict(solved: Solved, plan: Plan, without_gathers_ms: float) -> Prediction | None:
     """Return the prediction for a plan whose layers take so long; None without times."""
-    times, gathers_ms = solved.facts.times, solved.facts.gathers_ms
-    if times is None or gathers_ms is None:
+    times, gathers = solved.facts.times, solved.facts.gathers
+    if times is None or gathers is None:
         return None
-    moved = gathers_ms(plan) if plan.layers else 0.0
+    moved = gathers.of_plan(plan) / 1e6 if plan.layers else 0.0
     return Prediction(times.runner, times.dense_ms, without_gathers_ms + moved, moved)
 
 
-def _search(table: Table, budget: Budget, settings: Settings) -> SearchResult:
-    if settings.search == "exact":
-        return search_exact(table, budget)
+def _search(solved: Solved, budget: Budget) -> tuple[SearchResult, GatheredSides]:
+    """Return the options of the table's rows, and the sides of layers that have a Gather where time counts."""
+    table, is_exact = solved.table, solved.settings.search == "exact"
+    assert table is not None
+    if budget.latency_ns is None:
+        return search_exact(table, budget) if is_exact else _locally(table, budget), {}
+    menu = _with_gathers(solved, table_menu(table, solved.network.layers))
+    if not is_exact:
+        return _locally(with_all_gathers(table, menu.orders), budget), {}
+    found = search_joint(menu, budget)
+    return SearchResult(list(found.groups), found.cost, found.bound), gathered_sides(menu, found)
+
+
+def _locally(table: Table, budget: Budget) -> SearchResult:
     choice = search_local(table, budget)
     return SearchResult(choice, table.cost(choice), float("-inf"))
+
+
+def _with_gathers(solved: Solved, menu: Menu) -> Menu:
+    """Return the menu with the orders of channels, and what the Gathers between them take, where that is known."""
+    gathers = solved.facts.gathers
+    return menu if gathers is None else gathers.offered(menu, solved.network.layers, solved.groupings, solved.shared)
 
 
 def _chosen(solved: Solved, choice: Sequence[int], skipped: Reasons) -> dict[str, int]:
@@ -348,10 +343,10 @@ def without(plan: Plan, network: Network, names: Collection[str], reason: str) -
     return replace(plan, layers=tuple(kept.values()), skipped=(*plan.skipped, *skipped), after=_after(network, kept))
 
 
-def _plan(solved: Solved, chosen: Mapping[str, int], skipped: Reasons, budget: Budget) -> Plan:
+def _plan(solved: Solved, chosen: Mapping[str, int], skipped: Reasons, budget: Budget, gathered: GatheredSides) -> Plan:
     network, settings = solved.network, solved.settings
     planned = {
-        layer.name: _planned_layer(layer, solved.groupings[layer.name, chosen[layer.name]])
+        layer.name: _planned_layer(layer, solved.groupings[layer.name, chosen[layer.name]], gathered.get(layer.name, ()))
         for layer in network.layers
         if layer.name in chosen
     }
@@ -370,7 +365,7 @@ def _plan(solved: Solved, chosen: Mapping[str, int], skipped: Reasons, budget: B
     )
 
 
-def _planned_layer(layer: Layer, grouping: Grouping) -> PlannedLayer:
+def _planned_layer(layer: Layer, grouping: Grouping, gathered: Sequence[str]) -> PlannedLayer:
     return PlannedLayer(
         name=layer.name,
         label=layer.label,
@@ -380,6 +375,7 @@ def _planned_layer(layer: Layer, grouping: Grouping) -> PlannedLayer:
         kept=round(grouping.kept, 6),
         in_order=tuple(grouping.in_order.tolist()),
         out_order=tuple(grouping.out_order.tolist()),
+        gathered=tuple(gathered),
     )
 
 

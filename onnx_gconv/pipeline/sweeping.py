@@ -2,7 +2,7 @@
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +21,8 @@ from onnx_gconv.deploy.timing_file import Precision, Timing
 from onnx_gconv.listener import Listener
 from onnx_gconv.model.file import save
 from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.pipeline.gathers import GatherTimes
 from onnx_gconv.pipeline.original import Original
-from onnx_gconv.plans import Plan
-from onnx_gconv.rewrite.group import placement_of
-from onnx_gconv.rewrite.match import match
 from onnx_gconv.search.latency import LayerTimes
 from onnx_gconv.search.target import CHANNEL_BLOCK, INT8_BLOCK_OF_TENSORRT, TargetName
 
@@ -36,10 +34,10 @@ TIMEOUT_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Timed:
-    """What the Convs of a model take, what the Gathers of a plan for it would, and the block of channels there."""
+    """What the Convs of a model take, what Gathers of its tensors would, and the block of channels there."""
 
     latencies: LayerTimes
-    gathers_ms: Callable[[Plan], float]
+    gathers: GatherTimes
     block: int | None  # None where the table does not say
 
 
@@ -122,14 +120,9 @@ def _timed(original: Original, table: TimeTable, path: Path) -> Timed:
     network = original.network
     added = {name for node in original.model.graph.node if node.op_type == "Add" for name in node.input}
 
-    def gathers_ms(plan: Plan) -> float:
-        placement = placement_of(original.model, match(original.model, plan, shapes=network.shapes), shapes=network.shapes)
-        # Readers of one tensor that want the same order share one Gather.
-        distinct = {(gather.tensor, gather.conv == "", gather.indices.tobytes()) for gather in placement.gathers}
-        total = 0.0
-        for tensor, is_behind_producer, _ in distinct:
-            time = gather_time(table, tuple(network.shapes[tensor]), path=path)
-            total += time.before_add_ms if is_behind_producer and tensor in added else time.ms
-        return total
+    def nanoseconds(tensor: str, is_behind_producer: bool) -> int:
+        time = gather_time(table, tuple(network.shapes[tensor]), path=path)
+        return round(1e6 * (time.before_add_ms if is_behind_producer and tensor in added else time.ms))
 
-    return Timed(times_of(table, original.model, network, path=path), gathers_ms, table.block)
+    gathers = GatherTimes(original.model, network.shapes, nanoseconds)
+    return Timed(times_of(table, original.model, network, path=path), gathers, table.block)

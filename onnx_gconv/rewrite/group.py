@@ -134,7 +134,8 @@ def _block_convs(model: onnx.ModelProto, spaces: Spaces, matched: Matched) -> li
         name = node.output[0] if node.output else ""
         if name in planned:
             item = planned[name]
-            result.append(BlockConv(name, item.layer.label, node.input[0], item.groups, item.in_order, item.out_order))
+            sides = item.in_order, item.out_order, item.gathered
+            result.append(BlockConv(name, item.layer.label, node.input[0], item.groups, *sides))
         elif name in spaces.blocked:
             groups = integer(node, "group", 1)
             ins, outs = (sum(spaces.sizes[atom] for atom in spaces.axes[tensor].atoms) for tensor in (node.input[0], name))

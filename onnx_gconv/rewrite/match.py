@@ -26,6 +26,7 @@ class MatchedLayer:
     groups: int
     in_order: Order
     out_order: Order
+    gathered: tuple[str, ...] = ()  # the sides at which the plan wants a Gather
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +223,8 @@ def _match_layer(layer: Layer, planned: PlannedLayer) -> MatchedLayer:
             f"{outs} output channels allow only {', '.join(map(str, legal))}.",
             hint="re-run `onnx-gconv plan` or edit the plan",
         )
-    matched = MatchedLayer(layer, planned.groups, np.asarray(planned.in_order), np.asarray(planned.out_order))
+    orders = np.asarray(planned.in_order), np.asarray(planned.out_order)
+    matched = MatchedLayer(layer, planned.groups, *orders, planned.gathered)
     # Each new group must lie inside one of the groups the Conv has already.
     old_in = matched.in_order.reshape(planned.groups, -1) // (layer.in_channels // layer.groups)
     old_out = matched.out_order.reshape(planned.groups, -1) // (layer.out_channels // layer.groups)

@@ -11,6 +11,7 @@ then a selection, which slices and permutes in one.
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -35,6 +36,7 @@ class BlockConv:
     groups: int
     in_order: Order
     out_order: Order
+    gathered: tuple[str, ...] = ()  # "in", "out": the sides that the storage is not for, since the plan wants a Gather there
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def _place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], s
     for conv in convs:
         before = read.get(conv.source, np.arange(len(conv.in_order)))
         after = read.get(conv.name, np.arange(len(conv.out_order)))
-        ins, outs = _sequence(before, conv.in_order, conv.groups), _sequence(after, conv.out_order, conv.groups)
+        ins = None if "in" in conv.gathered else _sequence(before, conv.in_order, conv.groups)
+        outs = None if "out" in conv.gathered else _sequence(after, conv.out_order, conv.groups)
         if ins is not None and outs is not None and not np.array_equal(ins, outs):
             # Each side alone would do, but not both: gather the smaller tensor.
             if _elements(shapes, conv.source) < _elements(shapes, conv.name):
@@ -146,11 +149,11 @@ def _place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], s
         in_order = before if ins is not None else conv.in_order.reshape(conv.groups, -1)[sequence].reshape(-1)
         out_order = after if outs is not None else conv.out_order.reshape(conv.groups, -1)[sequence].reshape(-1)
         placed.append(Placed(conv, in_order, out_order))
-        if ins is None:
+        if ins is None and not np.array_equal(before, in_order):
             why = storage.reason(conv.source, conv.label)
             gathers.append(GatherAt(conv.source, conv.name, inverse(before)[in_order], conv.label, f"reads: {why}"))
-        if outs is None:
-            path = _sink(conv.name, spaces, readers, ends, shapes)
+        if outs is None and not np.array_equal(after, out_order):
+            path = sink(conv.name, spaces, readers, ends, shapes)
             produced |= dict.fromkeys(path, out_order)
             read |= dict.fromkeys(path[:-1], out_order)
             why = storage.reason(conv.name, conv.label)
@@ -177,9 +180,9 @@ class Storage:
         self._owners: dict[int, str] = {}
         saved: dict[int, dict[Partition, int]] = defaultdict(lambda: defaultdict(int))
         for conv in convs:
-            for tensor, order in ((conv.source, conv.in_order), (conv.name, conv.out_order)):
-                atom = self._only_atom(tensor)
-                if atom is not None:
+            for side, tensor, order in (("in", conv.source, conv.in_order), ("out", conv.name, conv.out_order)):
+                atom = only_atom(spaces, tensor)
+                if atom is not None and side not in conv.gathered:
                     partition = _partition(order, conv.groups)
                     self._owners.setdefault(atom, conv.label)
                     saved[atom][partition] += _elements(shapes, tensor)
@@ -204,8 +207,8 @@ class Storage:
         """
         towers = Towers(self._chains, self._spaces.pinned)
         for conv in sorted(convs, key=lambda conv: -_elements(shapes, conv.source) - _elements(shapes, conv.name)):
-            source, result = self._only_atom(conv.source), self._only_atom(conv.name)
-            if source is None or result is None:
+            source, result = only_atom(self._spaces, conv.source), only_atom(self._spaces, conv.name)
+            if source is None or result is None or conv.gathered:
                 continue
             ends = [(source, _partition(conv.in_order, conv.groups)), (result, _partition(conv.out_order, conv.groups))]
             if all(partition in self._chains[atom] for atom, partition in ends):
@@ -237,12 +240,16 @@ class Storage:
             return "the order of these channels is pinned by a graph input or output or an op that is not channel-wise"
         if len(axis.atoms) > 1:
             return f"its groups mix channels of {len(axis.atoms)} tensors that are joined here"
-        owner = self._owners.get(axis.atoms[0], label)
+        owner = self._owners.get(axis.atoms[0])
+        if owner is None:
+            return "the plan leaves these channels where they are"
         return f"the channels are in the order that {owner!r} wants" if owner != label else "its two sides differ in sequence"
 
-    def _only_atom(self, tensor: str) -> int | None:
-        axis = self._spaces.axes.get(tensor)
-        return axis.atoms[0] if axis is not None and axis.repeat == 1 and len(axis.atoms) == 1 else None
+
+def only_atom(spaces: Spaces, tensor: str) -> int | None:
+    """Return the atom whose channels a tensor has, each once and no others."""
+    axis = spaces.axes.get(tensor)
+    return axis.atoms[0] if axis is not None and axis.repeat == 1 and len(axis.atoms) == 1 else None
 
 
 class Towers:
@@ -287,9 +294,21 @@ class Towers:
     def _place(self, node: "Node") -> tuple[int, ...]:
         members = self._members[self._find(node)]
         above = [coarser for member in members if (coarser := self._around(member)) is not None]
-        # Where the groups lie in a pinned atom, or else where they lie in the first of all.
-        own = next((group for atom, _, group in members if atom in self._pinned), min(members)[2])
+        # Where the groups, or finer ones inside them, lie in a pinned atom; or else where they lie in the first of all.
+        else_at = self._pinned_inside.get(self._find(node), min(members)[2])
+        own = next((group for atom, _, group in members if atom in self._pinned), else_at)
         return (*(self._place(min(above)) if above else ()), own)
+
+    @cached_property
+    def _pinned_inside(self) -> dict[Node, int]:
+        """Where one of the finer groups inside lies in a pinned atom, by class."""
+        pinned = {self._find(node): node[2] for node in self._parent if node[0] in self._pinned}
+        found: dict[Node, int] = {}
+        for node in sorted(self._parent, key=lambda node: -max(node[1])) if pinned else ():  # fine groups first
+            root, coarser = self._find(node), self._around(node)
+            if coarser is not None and (root in pinned or root in found):
+                found.setdefault(self._find(coarser), pinned[root] if root in pinned else found[root])
+        return found
 
     def _around(self, node: "Node") -> "Node | None":
         """Return the next coarser group of the same atom that contains this one."""
@@ -332,7 +351,7 @@ def _elements(shapes: Mapping[str, Shape], tensor: str) -> int:
     return int(np.prod(shapes.get(tensor, (1,))))
 
 
-def _sink(
+def sink(
     tensor: str, spaces: Spaces, readers: Mapping[str, list[onnx.NodeProto]], ends: set[str], shapes: Mapping[str, Shape]
 ) -> list[str]:
     """Return the tensors from a Conv's output down to where its Gather costs least: behind the activation, say."""

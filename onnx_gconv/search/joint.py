@@ -36,6 +36,7 @@ class JointResult:
     groups: tuple[int, ...]  # the option of each product
     cost: float
     bound: float
+    stored: tuple[int, ...] = ()  # the order of each place
 
     def as_dict(self) -> dict[str, float | None]:
         """Return cost, bound and gap for JSON."""
@@ -52,8 +53,8 @@ def search_joint(menu: Menu, budget: Budget, *, time_limit_seconds: float = TIME
     until = time.monotonic() + time_limit_seconds
     tree = tree_of(network_of(menu, budget))
     values, bound = _search(tree, _start(menu, budget, tree), until)
-    widths, groups = tree.network.choice(values)
-    return JointResult(widths, groups, cost := menu.cost(widths, groups), min(bound, cost))
+    widths, groups, stored = tree.network.choice(values)
+    return JointResult(widths, groups, cost := menu.cost(widths, groups), min(bound, cost), stored)
 
 
 def smallest_totals(menu: Menu, row: int) -> Totals:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from onnx_gconv.errors import BudgetError
 from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.orders import NO_ORDERS, Demand, Orders
 from onnx_gconv.search.table import share
 
 Clock = Callable[[int, int, int], int]  # whole nanoseconds, by the channels of both sides and the groups
@@ -84,6 +85,7 @@ class Menu:
     fixed_params: int = 0
     fixed_macs: int = 0
     fixed_latency_ns: int = 0  # below 0 where layers take longer alone than in the model
+    orders: Orders = NO_ORDERS  # of channels, where Gathers take time
 
     def full(self, side: Side) -> int:
         """Return the channels of a side when every space is as it is."""
@@ -98,22 +100,48 @@ class Menu:
         """What the model takes as it is."""
         return self.totals([0] * len(self.spaces), [0] * len(self.products))
 
-    def totals(self, widths: Sequence[int], groups: Sequence[int]) -> Totals:
-        """Return what the model takes when space s takes its option widths[s] and product p its option groups[p]."""
+    def totals(self, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int] = ()) -> Totals:
+        """Return what the model takes when space s takes its option widths[s] and product p its option groups[p].
+
+        The channels of place q are in its order stored[q]; without `stored`, Gathers are not counted.
+        """
         params, macs, latency_ns = self.fixed_params, self.fixed_macs, self.fixed_latency_ns
         for product, index in zip(self.products, groups, strict=True):
             sides = self.channels(product.ins, widths), self.channels(product.outs, widths)
             more = product.amounts(*sides, product.options[index].groups)
             params, macs, latency_ns = params + more[0], macs + more[1], latency_ns + more[2]
-        return params, macs, latency_ns
+        return params, macs, latency_ns + (self.gathers_ns(widths, groups, stored) if stored else 0)
+
+    def gathered(self, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int]) -> list[Demand]:
+        """Return the sides of layers at which a choice has a Gather."""
+        return [demand for demand in self.orders.demands if self._meets(demand, widths, groups, stored) == (True, False)]
+
+    def gathers_ns(self, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int]) -> int:
+        """Return what the Gathers of a choice take."""
+        seams = sum(seam.gather_ns for seam in self.orders.seams if any(stored[place] for place in seam.places))
+        return seams + sum(demand.gather_ns for demand in self.gathered(widths, groups, stored))
+
+    def _meets(
+        self, demand: Demand, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int]
+    ) -> tuple[bool, bool | None]:
+        """Return whether a layer gets groups, and whether the order that is stored suits them; None where it must not be stored."""
+        product = self.products[demand.product]
+        is_grouped = product.options[groups[demand.product]].groups > demand.existing
+        is_narrowed = any(self.channels(side, widths) < self.full(side) for side in (product.ins, product.outs))
+        order = 0 if demand.place is None else stored[demand.place]
+        if not demand.is_legal(order, is_grouped=is_grouped, is_narrowed=is_narrowed):
+            return is_grouped, None
+        return is_grouped, demand.suits(order, is_narrowed=is_narrowed)
 
     def cost(self, widths: Sequence[int], groups: Sequence[int]) -> float:
         """Return the summed cost of a choice."""
         chosen = [row.options[index].cost for row, index in zip(self.spaces, widths, strict=True)]
         return sum(chosen) + sum(product.options[index].cost for product, index in zip(self.products, groups, strict=True))
 
-    def is_legal(self, widths: Sequence[int], groups: Sequence[int]) -> bool:
-        """Return whether a model with these widths and groups can be built."""
+    def is_legal(self, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int] = ()) -> bool:
+        """Return whether a model with these widths, groups and orders can be built."""
+        if stored and any(self._meets(demand, widths, groups, stored)[1] is None for demand in self.orders.demands):
+            return False
         for alike in self.together:
             if len({self.spaces[space].options[widths[space]].channels == 0 for space in alike}) > 1:
                 return False
@@ -128,9 +156,9 @@ class Menu:
             for side, channels in sides
         )
 
-    def allows(self, widths: Sequence[int], groups: Sequence[int], budget: Budget) -> bool:
+    def allows(self, widths: Sequence[int], groups: Sequence[int], budget: Budget, stored: Sequence[int] = ()) -> bool:
         """Return whether a choice is within every limit."""
-        params, macs, latency_ns = self.totals(widths, groups)
+        params, macs, latency_ns = self.totals(widths, groups, stored)
         return budget.allows(params, macs) and (budget.latency_ns is None or latency_ns <= budget.latency_ns)
 
 

@@ -7,7 +7,7 @@ decided for every case of its neighbours.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.menu import Menu, Product
+from onnx_gconv.search.orders import Demand, Seam
 
 AMOUNTS = 3  # parameters (0), MACs (1), nanoseconds (2)
 MOST_CELLS = 1 << 23  # of one table; what needs more is relaxed, and bounds are less tight
@@ -45,7 +46,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Network:
-    """A menu as variables, numbered from 0: the spaces, then sums of spaces and numbers of groups as they come.
+    """A menu as variables, numbered from 0: the spaces, then sums of spaces, numbers of groups and orders as they come.
 
     Every product joins two variables at most, as a side of several spaces is a variable of its own. A value is the place of an
     option; a sum's value is the place of its channels among all that it may have.
@@ -56,6 +57,7 @@ class Network:
     sums: Mapping[int, Sum]
     spaces: int  # how many of the variables are spaces
     groups: tuple[int | None, ...]  # the variable of each product; none where it has one option only
+    places: tuple[int, ...]  # the variable of the order of each place
     fixed_cost: float
     fixed_amounts: Ints
     limits: Mapping[int, int]  # the most there may be of each amount that is limited
@@ -92,9 +94,10 @@ class Network:
         first, second = self.sums[variable].parts
         return self.sums[variable].values[known[first], known[second]]
 
-    def choice(self, values: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the options of the spaces and of the products."""
-        return tuple(values[: self.spaces]), tuple(0 if v is None else values[v] for v in self.groups)
+    def choice(self, values: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return the options of the spaces and of the products, and the orders of the places."""
+        groups = tuple(0 if variable is None else values[variable] for variable in self.groups)
+        return tuple(values[: self.spaces]), groups, tuple(values[variable] for variable in self.places)
 
     @cached_property
     def scale(self) -> float:
@@ -121,12 +124,18 @@ def network_of(menu: Menu, budget: Budget) -> Network:
     # Small sides first, so that large ones find sums to go on from: what a dense block's layer reads grows from layer to layer.
     order = sorted(range(len(menu.products)), key=lambda p: len(menu.products[p].ins.spaces) + len(menu.products[p].outs.spaces))
     groups = {number: build.product(menu.products[number]) for number in order}
+    places = tuple(build.place(orders) for orders in menu.orders.places)
+    for demand in menu.orders.demands:
+        build.demand(demand, groups[demand.product], None if demand.place is None else places[demand.place])
+    for seam in menu.orders.seams:
+        build.seam(seam, [places[place] for place in seam.places])
     return Network(
         sizes=tuple(len(channels) for channels in build.channels),
         factors=tuple(build.factors.values()),
         sums=build.sums,
         spaces=len(menu.spaces),
         groups=tuple(groups[number] for number in range(len(menu.products))),
+        places=places,
         fixed_cost=build.fixed_cost,
         fixed_amounts=build.fixed_amounts,
         limits={row: limit for row, limit in enumerate(budget.amounts) if limit is not None},
@@ -191,13 +200,47 @@ class _Building:
             scope[0] = None
         groups = None
         if len(product.options) > 1:
-            groups = len(self.channels)
-            self.channels.append(np.array([option.groups for option in product.options], np.int64))
+            groups = self.new(np.array([option.groups for option in product.options], np.int64))
         scope.append(groups)
-        gone = tuple(axis for axis, variable in enumerate(scope) if variable is None)
-        present = [variable for variable in scope if variable is not None]
-        self.add(present, costs.squeeze(gone), amounts.squeeze(gone))
+        self._add_present(scope, costs, amounts)
         return groups
+
+    def new(self, values: Ints) -> int:
+        """Return a new variable of these values."""
+        self.channels.append(values)
+        return len(self.channels) - 1
+
+    def place(self, orders: int) -> int:
+        """Return a new variable: the order of a place."""
+        place = self.new(np.arange(orders))
+        self.add((place,), np.zeros(orders), np.zeros((orders, AMOUNTS), np.int64))
+        return place
+
+    def _add_present(self, scope: Sequence[int | None], costs: Floats, amounts: Ints) -> None:
+        """Add a table of which some axes are of no variable and have one place."""
+        gone = tuple(axis for axis, variable in enumerate(scope) if variable is None)
+        self.add([variable for variable in scope if variable is not None], costs.squeeze(gone), amounts.squeeze(gone))
+
+    def demand(self, demand: Demand, groups: int | None, place: int | None) -> None:
+        """Add the Gather at a side of a layer."""
+        product = self.menu.products[demand.product]
+        sides = [side if side.spaces and not demand.is_own else None for side in (product.ins, product.outs)]
+        scope = [None if side is None else self.variable(side.spaces) for side in sides]
+        if scope[0] == scope[1]:
+            scope[0] = None
+        narrowed = np.zeros((1, 1), np.bool_)
+        for axis, (side, variable) in enumerate(zip((product.ins, product.outs), scope, strict=True)):
+            if variable is not None:
+                is_less = side.fixed + self.channels[variable] < self.menu.full(side)
+                narrowed = narrowed | np.expand_dims(is_less, 1 - axis)
+        options = np.array([option.groups for option in product.options], np.int64)
+        costs, times = demand.tables(options, narrowed, 1 if place is None else len(self.channels[place]))
+        self._add_present([*scope, groups, place], costs, _only_ns(times))
+
+    def seam(self, seam: Seam, places: Sequence[int]) -> None:
+        """Add the Gather where places meet."""
+        times = np.where(reduce(np.logical_or.outer, (self.channels[place] != 0 for place in places)), seam.gather_ns, 0)
+        self.add(places, np.zeros(times.shape), _only_ns(times))
 
     def _tables(self, product: Product, scope: Sequence[int | None]) -> tuple[Floats, Ints]:
         """Return costs (ins, outs, groups) and amounts (ins, outs, groups, AMOUNTS)."""
@@ -217,6 +260,11 @@ class _Building:
         for cell in zip(*np.nonzero(legal), strict=True) if product.clock is not None else ():
             amounts[*cell, 2] = product.latency_ns(int(here[0][cell[0]]), int(here[1][cell[1]]), int(groups[cell[2]]))
         return costs, amounts
+
+
+def _only_ns(times: Ints) -> Ints:
+    """Return amounts of no parameters and no MACs."""
+    return np.stack([np.zeros_like(times), np.zeros_like(times), times], axis=-1)
 
 
 @dataclass(frozen=True)
