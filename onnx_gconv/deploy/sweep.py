@@ -12,7 +12,7 @@ import onnx
 
 from onnx_gconv.deploy.block import block_of, probe_models
 from onnx_gconv.deploy.convs import Point, SweptConv, distinct, find_swept
-from onnx_gconv.deploy.one_layer import LayerShape, gather_models, layer_model, layer_shape, yardstick_model
+from onnx_gconv.deploy.one_layer import LayerShape, frame_model, gather_models, is_framed, layer_model, layer_shape, yardstick_model
 from onnx_gconv.deploy.time_table import Bench, GatherTime, TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.errors import DeployError
@@ -114,6 +114,8 @@ def _todo(model: onnx.ModelProto, network: Network, table: TimeTable) -> list[Ta
     convs = find_swept(model, network)
     points = distinct([point for conv in convs for point in conv.points(*_steps(conv, table))])
     points = distinct([*points, *(point for _, point in _sample(convs, table))])
+    framed = {point.shape.input: point.shape.dtype for point in points if is_framed(point.shape.input)}
+    tasks += [_frame_task(tensor, dtype) for tensor, dtype in framed.items() if tensor not in table.frames]
     tasks += [_layer_task(point) for point in points if table.milliseconds(point.shape, point.groups) is None]
     tasks += [_gather_task(tensor, dtype) for tensor, dtype in _gathered(model, network) if tensor not in table.gathers]
     return tasks
@@ -142,6 +144,11 @@ def _layer_task(point: Point) -> Task:
     shape, groups = point.shape, point.groups
     label = f"{shape.input[1]} to {shape.out_channels} channels, {'x'.join(map(str, shape.kernel))}"
     return Task(label, [layer_model(shape, groups)], lambda table, ms: table.with_layer(shape, {groups: ms[0]}))
+
+
+def _frame_task(tensor: Shape, dtype: str) -> Task:
+    label = f"what is around a layer of {tensor[1]} channels"
+    return Task(label, [frame_model(tensor, dtype)], lambda table, ms: table.with_frame(tensor, ms[0]))
 
 
 def _gather_task(tensor: Shape, dtype: str) -> Task:

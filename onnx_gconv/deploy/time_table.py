@@ -5,7 +5,7 @@ Entries are found by shape, not by model: two models on the same device share wh
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from onnx_gconv.deploy.one_layer import LayerShape
@@ -61,7 +61,7 @@ class GatherTime:
 class TimeTable:
     """Milliseconds by layer shape and groups, by shape of a gathered tensor, and of whole models by their structure.
 
-    All of them are as if the yardstick had taken `yardstick_ms` along with them.
+    A layer is timed with something around it; `frames` has what that takes alone, by the layer's input. All of them are as if the yardstick had taken `yardstick_ms` along with them.
     """
 
     bench: Bench
@@ -70,9 +70,11 @@ class TimeTable:
     layers: Mapping[LayerShape, Mapping[int, float]]
     gathers: Mapping[Shape, GatherTime]
     block: int | None = None  # the multiple of channels that makes a group fast there; None in tables of before
+    frames: Mapping[Shape, float] = field(default_factory=dict)
 
     def with_block(self, block: int) -> "TimeTable":
-        return replace(self, block=block)
+        """Return a table that may be added to; layers of before were timed with other things around them, so they go."""
+        return replace(self, block=block, layers={})
 
     def with_model(self, structure: str, milliseconds: float) -> "TimeTable":
         return replace(self, models={**self.models, structure: milliseconds})
@@ -80,9 +82,13 @@ class TimeTable:
     def with_layer(self, shape: LayerShape, by_groups: Mapping[int, float]) -> "TimeTable":
         return replace(self, layers={**self.layers, shape: {**self.layers.get(shape, {}), **by_groups}})
 
+    def with_frame(self, tensor: Shape, milliseconds: float) -> "TimeTable":
+        return replace(self, frames={**self.frames, tensor: milliseconds})
+
     def milliseconds(self, shape: LayerShape, groups: int) -> float | None:
         """Return what a Conv takes, None where that is not known."""
-        return self.layers.get(shape, {}).get(groups)
+        framed = self.layers.get(shape, {}).get(groups)
+        return None if framed is None else max(0.0, framed - self.frames.get(shape.input, 0.0))
 
     def with_gather(self, tensor: Shape, time: GatherTime) -> "TimeTable":
         return replace(self, gathers={**self.gathers, tensor: time})
@@ -96,7 +102,8 @@ def write_table(table: TimeTable, path: Path) -> None:
     parts = [f'"format": {FORMAT}', f'"bench": {json.dumps(asdict(table.bench), ensure_ascii=False)}']
     parts.append(f'"yardstick_ms": {table.yardstick_ms}')
     parts += [f'"block": {table.block}'] if table.block is not None else []
-    for name, rows in (("models", models), ("layers", layers), ("gathers", gathers)):
+    frames = [{"tensor": list(tensor), "ms": ms} for tensor, ms in table.frames.items()]
+    for name, rows in (("models", models), ("layers", layers), ("frames", frames), ("gathers", gathers)):
         lines = ",\n  ".join(json.dumps(row) for row in rows)
         parts.append(f'"{name}": [\n  {lines}]' if rows else f'"{name}": []')
     write_text(path, "{" + ",\n ".join(parts) + "}\n")
@@ -137,6 +144,7 @@ def read_table(path: Path) -> TimeTable:
         layers,
         {row.integers("tensor"): GatherTime(row.number("ms"), row.number("before_add_ms")) for row in top.rows("gathers")},
         top.integer("block") if "block" in top.names() else None,
+        {row.integers("tensor"): row.number("ms") for row in top.rows("frames")} if "frames" in top.names() else {},
     )
 
 

@@ -16,8 +16,7 @@ class ConvTime(Protocol):
 class LayerTimes:
     """What each Conv takes with so many channels and groups, and the whole model as it is.
 
-    A prediction is `dense_ms` and, for each Conv that changes, the difference of its two times. Only differences are used: what a
-    Conv has in addition where it was measured is in both.
+    A prediction is `dense_ms` and, for each Conv that changes, the difference of its two times; one that goes takes none.
     """
 
     runner: str
