@@ -37,7 +37,7 @@ class Side:
     """How many channels a product has on one side: some that stay, and those of spaces."""
 
     fixed: int
-    spaces: tuple[int, ...] = ()  # places in Menu.spaces, without repetition
+    spaces: tuple[int, ...] = ()  # places in Menu.spaces; a Concat may have the same space twice
 
     @property
     def is_mixed(self) -> bool:
