@@ -2,9 +2,9 @@
 
     python benchmarks/in_time.py -o benchmarks/in_time.md [--budget 75%] [--rows REGEX] [--list]
 
-Needs ../shared and Pillow. Each row is `compress --max-latency 75% --calib DATA` on ONNX Runtime, one thread, with an empty cache of
-times, in a process of its own. It is kept in OUTPUT.jsonl: a row that is there is not run again. Calibrated on 32 photographs, or on
-noise where a model does not take images; this page is about time, not accuracy. Seed 0.
+Needs ../shared and Pillow. Each row is `compress --max-latency 75% --calib DATA` on ONNX Runtime, one thread, with an empty cache
+of times, in a process of its own. It is kept in OUTPUT.jsonl: a row that is there is not run again. Calibrated on 32 photographs,
+or on noise where a model does not take images; this page is about time, not accuracy. Seed 0.
 """
 
 import argparse
@@ -27,8 +27,8 @@ HEAD = """\
 # Every real model within a share of its time
 
 Made by `python benchmarks/in_time.py -o benchmarks/in_time.md`; what the rows are, it says at its top. Predicted and measured are
-shares of the dense time, of the model that is written; off is the one over the other. Chosen: spaces narrowed, branches dropped, layers
-grouped; tries: how many plans were timed until one kept its time.
+shares of the dense time, of the model that is written; off is the one over the other. Chosen: spaces narrowed, branches dropped,
+layers grouped; tries: how many plans were timed until one kept its time.
 
 | model | asked | dense ms | predicted | measured | off | table s | all s | tries | chosen, or why not |
 |---|---|---|---|---|---|---|---|---|---|
@@ -53,7 +53,9 @@ def run(name: str, budget: str) -> dict[str, Any]:
     except GconvError as error:
         return {"refused": str(error), "seconds": time.perf_counter() - started, "table_seconds": heard.table_seconds}
     latency, prediction, plan = result.latency, result.prediction, result.plan
-    assert latency is not None and prediction is not None and result.rewritten.verification is not None
+    assert latency is not None
+    assert prediction is not None
+    assert result.rewritten.verification is not None
     return {
         "dense_ms": latency.before_ms,
         "predicted": prediction.ratio,

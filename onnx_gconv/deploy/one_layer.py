@@ -13,7 +13,7 @@ from onnx_gconv.model.shapes import Shape
 
 # Old enough for every target, new enough for all types.
 OPSET, IR_VERSION = 13, 7
-INPUT, OUTPUT = "x", "y"
+INPUT, OUTPUT = "one_layer_input", "one_layer_output"  # unlike names in a model that is timed along with it
 PLANAR = 4  # axes of a tensor of images
 SEED_CHANNELS = 16  # of the single pixel that an input is made from
 

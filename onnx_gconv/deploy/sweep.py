@@ -41,11 +41,16 @@ class Gauge:
     block: int | None
 
 
-def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Gauge, progress: OnProgress) -> TimeTable:
-    """Return the table with every entry that this model needs; each one is in the file as soon as it is measured."""
+def sweep(
+    model: onnx.ModelProto, network: Network, path: Path, *, device: Gauge, progress: OnProgress, with_groups: bool = True
+) -> TimeTable:
+    """Return the table with every entry that this model needs; each one is in the file as soon as it is measured.
+
+    Without groups, neither they nor the Gathers that they need are measured.
+    """
     table = probed(path, device)
     assert table.block is not None, "it has just been probed"
-    batches = list(_batches(_todo(model, network, table)))
+    batches = list(_batches(_todo(model, network, table, with_groups=with_groups)))
     for done, batch in enumerate(batches):
         progress(done, len(batches), batch[0].label)
         timings = device.measure([yardstick_model(), *(each for task in batch for each in task.models)])
@@ -105,19 +110,20 @@ def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
         yield batch
 
 
-def _todo(model: onnx.ModelProto, network: Network, table: TimeTable) -> list[Task]:
+def _todo(model: onnx.ModelProto, network: Network, table: TimeTable, *, with_groups: bool) -> list[Task]:
     """Return what is to be measured and not in the table."""
     tasks: list[Task] = []
     structure = structure_of(model, network)
     if structure not in table.models:
         tasks.append(Task("the whole model", [model], lambda table, ms: table.with_model(structure, ms[0]), is_whole=True))
     convs = find_swept(model, network)
-    points = distinct([point for conv in convs for point in conv.points(*_steps(conv, table))])
+    points = distinct([point for conv in convs for point in conv.points(*_steps(conv, table), with_groups=with_groups)])
     points = distinct([*points, *(point for _, point in _sample(convs, table))])
     framed = {point.shape.input: point.shape.dtype for point in points if is_framed(point.shape.input)}
     tasks += [_frame_task(tensor, dtype) for tensor, dtype in framed.items() if tensor not in table.frames]
     tasks += [_layer_task(point) for point in points if table.milliseconds(point.shape, point.groups) is None]
-    tasks += [_gather_task(tensor, dtype) for tensor, dtype in _gathered(model, network) if tensor not in table.gathers]
+    gathered = _gathered(model, network) if with_groups else []
+    tasks += [_gather_task(tensor, dtype) for tensor, dtype in gathered if tensor not in table.gathers]
     return tasks
 
 

@@ -61,7 +61,8 @@ class GatherTime:
 class TimeTable:
     """Milliseconds by layer shape and groups, by shape of a gathered tensor, and of whole models by their structure.
 
-    A layer is timed with something around it; `frames` has what that takes alone, by the layer's input. All of them are as if the yardstick had taken `yardstick_ms` along with them.
+    A layer is timed with something around it; `frames` has what that takes alone, by the layer's input. All of them are as if the
+    yardstick had taken `yardstick_ms` along with them.
     """
 
     bench: Bench

@@ -20,7 +20,7 @@ from onnx_gconv.deploy.time_table import TimeTable, read_table
 from onnx_gconv.deploy.timing_file import Precision, Timing
 from onnx_gconv.listener import Listener
 from onnx_gconv.model.file import save
-from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.model.shapes import dynamic_inputs, input_shapes
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.group import placement_of
@@ -49,11 +49,13 @@ def target_of(runner: str) -> TargetName:
     return "ort-cpu" if runner == "ort-cpu" else "tensorrt"
 
 
-def run_sweep(original: Original, call: RunnerCall, host: Host, path: Path, listener: Listener) -> TimeTable:
+def run_sweep(
+    original: Original, call: RunnerCall, host: Host, path: Path, listener: Listener, *, with_groups: bool = True
+) -> TimeTable:
     """Return the table of the model's Convs on the host, each entry written to the file as soon as it is measured."""
     whole, network = original.model, original.network
     device = _gauge(call, host, original)
-    table = sweep(whole, network, path, device=device, progress=listener.phase("timing layers"))
+    table = sweep(whole, network, path, device=device, progress=listener.phase("timing layers"), with_groups=with_groups)
     errors = interpolation_errors(table, whole, network)
     if errors:
         listener.detail(
@@ -73,16 +75,16 @@ def _gauge(call: RunnerCall, host: Host, original: Original | None) -> Gauge:
         whole = None if original is None else original.model
         is_whole = any(model is whole for model in models)
         seconds = call.seconds * (whole_seconds if is_whole else layer_seconds)
+        shapes = () if original is None or not (is_whole and _takes_shapes(call)) else given_shapes(original)
         with tempfile.TemporaryDirectory() as folder:
             paths = []
             for number, model in enumerate(models):
                 fixed = model
-                if original is not None and model is whole:
-                    # Every input of fixed shape: trtexec takes --shapes for all models of a call or for none.
+                if original is not None and model is whole and not shapes:
                     fixed = convert(model, "ort-cpu", shapes=original.network.input_shapes).model
                 paths.append(Path(folder) / f"{number}.onnx")
                 save(typed(fixed, call.precision, input_shapes(fixed, {})) if call.typed else fixed, paths[-1])
-            return host.measure(replace(call, models=tuple(paths), seconds=seconds, shapes=(), profile=False))
+            return host.measure(replace(call, models=tuple(paths), seconds=seconds, shapes=shapes, profile=False))
 
     if is_cpu:
         return Gauge(measure, host.address, None)
@@ -90,16 +92,33 @@ def _gauge(call: RunnerCall, host: Host, original: Original | None) -> Gauge:
     return Gauge(measure, host.address, block)
 
 
+def given_shapes(original: Original) -> tuple[str, ...]:
+    """Return the shapes that a runner has to be told, as it reads them: of inputs with dynamic axes."""
+    shapes = original.network.input_shapes
+    return tuple(f"{name}:{'x'.join(map(str, shapes[name]))}" for name in dynamic_inputs(original.model))
+
+
+def _takes_shapes(call: RunnerCall) -> bool:
+    """Return whether a model with dynamic axes is timed as it is: ONNX Runtime takes longer for one, before and after.
+
+    trtexec takes --shapes for all models of a call or for none, and a precision that models carry in their types needs shapes.
+    """
+    return call.runner.startswith("ort-") and not call.typed
+
+
 def read_times(original: Original, path: Path) -> Timed:
     """Return the times of the model's Convs that a sweep has left in a file."""
     return _timed(original, read_table(path), path)
 
 
-def sweep_here(original: Original, listener: Listener, *, threads: int = 1, precision: Precision = "fp32") -> Timed:
+def sweep_here(
+    original: Original, listener: Listener, *, threads: int = 1, precision: Precision = "fp32", with_groups: bool = True
+) -> Timed:
     """Return the times of the model's Convs on this CPU: those of an earlier run, and the others measured now."""
     with _kept_times(precision, threads) as path:
         call = RunnerCall("ort-cpu", (), precision=precision, typed=precision != "fp32", threads=threads)
-        return _timed(original, run_sweep(original, call, ThisMachine(TIMEOUT_SECONDS), path, listener), path)
+        table = run_sweep(original, call, ThisMachine(TIMEOUT_SECONDS), path, listener, with_groups=with_groups)
+        return _timed(original, table, path)
 
 
 def block_here(*, threads: int = 1) -> int:
