@@ -12,6 +12,7 @@ import onnx
 
 from onnx_gconv.deploy.block import block_of, probe_models
 from onnx_gconv.deploy.convs import Point, SweptConv, distinct, find_swept
+from onnx_gconv.deploy.node_times import node_times
 from onnx_gconv.deploy.one_layer import LayerShape, frame_model, gather_models, is_framed, layer_model, layer_shape, yardstick_model
 from onnx_gconv.deploy.time_table import Bench, GatherTime, TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import Timing
@@ -21,9 +22,10 @@ from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.search.latency import ConvTime, LayerTimes
 from onnx_gconv.search.target import CHANNEL_BLOCK, TargetName, width_step
-from onnx_gconv.search.width_times import DenseTime, DepthwiseTime, GroupedTime
+from onnx_gconv.search.width_times import DenseTime, DepthwiseTime, GroupedTime, InModel
 
 MODELS_AT_ONCE = 24
+MOST_OFF = 1.5  # by what all Convs together take longer or shorter in a model than alone; more would be a profile gone wrong
 SAMPLES = 8  # of Convs at other widths, on which the interpolation is checked
 
 Measure = Callable[[Sequence[onnx.ModelProto]], list[Timing]]  # models that take turns, all inputs of fixed shape
@@ -60,9 +62,17 @@ def sweep(
         scaled = iter([ms * table.yardstick_ms / yardstick_ms for ms in times_ms])
         for task in batch:
             table = task.enter(table, list(islice(scaled, len(task.models))))
+            if task.is_whole:
+                table = _profiled(table, model, network, timings[-1])
         write_table(table, path)
     progress(len(batches), len(batches), "")
     return table
+
+
+def _profiled(table: TimeTable, model: onnx.ModelProto, network: Network, timing: Timing) -> TimeTable:
+    structure = structure_of(model, network)
+    times = node_times(model, timing, table.models[structure])
+    return table if times is None else table.with_nodes(structure, times)
 
 
 def probed(path: Path, device: Gauge) -> TimeTable:
@@ -175,7 +185,21 @@ def times_of(table: TimeTable, model: onnx.ModelProto, network: Network, *, path
             f"'{path}' has no time for this model at this input shape.",
             hint=f"add it: onnx-gconv bench MODEL --runner {table.bench.runner} --sweep --timing-out {path}",
         )
-    return LayerTimes(table.bench.runner, table.bench.host, table.models[structure], found)
+    bench, nodes = table.bench, table.nodes.get(structure)
+    if nodes is None:
+        return LayerTimes(bench.runner, bench.host, table.models[structure], found)
+    others = {model.graph.node[place].output[0]: ms * 1e6 for place, ms in nodes.others_ms.items() if place < len(model.graph.node)}
+    convs = [node.output[0] for node in model.graph.node if node.op_type == "Conv"]
+    if all(name in found for name in convs):
+        alone_ns = sum(_as_it_is(conv, table) for conv in find_swept(model, network))
+        share = nodes.convs_ms * 1e6 / alone_ns if alone_ns else 1.0
+        found = {name: InModel(time, min(max(share, 1 / MOST_OFF), MOST_OFF)) for name, time in found.items()}
+    return LayerTimes(bench.runner, bench.host, table.models[structure], found, others)
+
+
+def _as_it_is(conv: SweptConv, table: TimeTable) -> float:
+    """Return the nanoseconds of a Conv alone, as it is."""
+    return 1e6 * (table.milliseconds(conv.as_it_is.shape, conv.as_it_is.groups) or 0.0)
 
 
 def _conv_time(conv: SweptConv, table: TimeTable) -> ConvTime | None:

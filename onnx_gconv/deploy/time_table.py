@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from onnx_gconv.deploy.node_times import NodeTimes
 from onnx_gconv.deploy.one_layer import LayerShape
 from onnx_gconv.deploy.timing_file import MALFORMED, Timing
 from onnx_gconv.errors import DeployError
@@ -72,6 +73,7 @@ class TimeTable:
     gathers: Mapping[Shape, GatherTime]
     block: int | None = None  # the multiple of channels that makes a group fast there; None in tables of before
     frames: Mapping[Shape, float] = field(default_factory=dict)
+    nodes: Mapping[str, NodeTimes] = field(default_factory=dict)  # by structure, where a model was profiled
 
     def with_block(self, block: int) -> "TimeTable":
         """Return a table that may be added to; layers of before were timed with other things around them, so they go."""
@@ -79,6 +81,9 @@ class TimeTable:
 
     def with_model(self, structure: str, milliseconds: float) -> "TimeTable":
         return replace(self, models={**self.models, structure: milliseconds})
+
+    def with_nodes(self, structure: str, times: NodeTimes) -> "TimeTable":
+        return replace(self, nodes={**self.nodes, structure: times})
 
     def with_layer(self, shape: LayerShape, by_groups: Mapping[int, float]) -> "TimeTable":
         return replace(self, layers={**self.layers, shape: {**self.layers.get(shape, {}), **by_groups}})
@@ -99,7 +104,7 @@ def write_table(table: TimeTable, path: Path) -> None:
     """Write the table, one entry a line."""
     layers = [{**asdict(shape), "ms": {str(groups): ms for groups, ms in times.items()}} for shape, times in table.layers.items()]
     gathers = [{"tensor": list(tensor), **asdict(time)} for tensor, time in table.gathers.items()]
-    models = [{"structure": structure, "ms": ms} for structure, ms in table.models.items()]
+    models = [{"structure": structure, "ms": ms, **_told(table.nodes.get(structure))} for structure, ms in table.models.items()]
     parts = [f'"format": {FORMAT}', f'"bench": {json.dumps(asdict(table.bench), ensure_ascii=False)}']
     parts.append(f'"yardstick_ms": {table.yardstick_ms}')
     parts += [f'"block": {table.block}'] if table.block is not None else []
@@ -108,6 +113,12 @@ def write_table(table: TimeTable, path: Path) -> None:
         lines = ",\n  ".join(json.dumps(row) for row in rows)
         parts.append(f'"{name}": [\n  {lines}]' if rows else f'"{name}": []')
     write_text(path, "{" + ",\n ".join(parts) + "}\n")
+
+
+def _told(times: NodeTimes | None) -> dict[str, object]:
+    if times is None:
+        return {}
+    return {"convs_ms": times.convs_ms, "others_ms": {str(place): ms for place, ms in times.others_ms.items()}}
 
 
 def read_table(path: Path) -> TimeTable:
@@ -124,7 +135,7 @@ def read_table(path: Path) -> TimeTable:
     layers: dict[LayerShape, dict[int, float]] = {}
     for row in top.rows("layers"):
         times = row.inner("ms")
-        layers[_shape(row)] = {_groups(times, name): times.number(name) for name in times.names()}
+        layers[_shape(row)] = {_count(times, name, "number of groups", least=1): times.number(name) for name in times.names()}
     host, threads, mode = (bench.any(name) for name in ("host", "threads", "power_mode"))
     runtime, instructions = (
         bench.string(name) if name in bench.names() and bench.any(name) is not None else None for name in NEWER
@@ -146,6 +157,14 @@ def read_table(path: Path) -> TimeTable:
         {row.integers("tensor"): GatherTime(row.number("ms"), row.number("before_add_ms")) for row in top.rows("gathers")},
         top.integer("block") if "block" in top.names() else None,
         {row.integers("tensor"): row.number("ms") for row in top.rows("frames")} if "frames" in top.names() else {},
+        {row.string("structure"): _nodes(row) for row in top.rows("models") if "convs_ms" in row.names()},
+    )
+
+
+def _nodes(row: Fields) -> NodeTimes:
+    others = row.inner("others_ms")
+    return NodeTimes(
+        row.number("convs_ms"), {_count(others, name, "place of a node"): others.number(name) for name in others.names()}
     )
 
 
@@ -166,7 +185,7 @@ def _shape(row: Fields) -> LayerShape:
     )
 
 
-def _groups(times: Fields, name: str) -> int:
-    if not name.isdecimal() or int(name) < 1:
-        raise times.wrong(f"{name!r} is not a number of groups", MALFORMED.remedy)
+def _count(fields: Fields, name: str, what: str, *, least: int = 0) -> int:
+    if not name.isdecimal() or int(name) < least:
+        raise fields.wrong(f"{name!r} is not a {what}", MALFORMED.remedy)
     return int(name)

@@ -12,6 +12,7 @@ import onnx
 from onnx_gconv.deploy.exporting import convert
 from onnx_gconv.deploy.host import Host, ThisMachine
 from onnx_gconv.deploy.machine import bench_here
+from onnx_gconv.deploy.node_times import named
 from onnx_gconv.deploy.precision import typed
 from onnx_gconv.deploy.program import RunnerCall
 from onnx_gconv.deploy.sweep import Gauge, gather_time, interpolation_errors, probed, sweep, times_of
@@ -82,9 +83,11 @@ def _gauge(call: RunnerCall, host: Host, original: Original | None) -> Gauge:
                 fixed = model
                 if original is not None and model is whole and not shapes:
                     fixed = convert(model, "ort-cpu", shapes=original.network.input_shapes).model
+                if model is whole and is_cpu:
+                    fixed = named(fixed)
                 paths.append(Path(folder) / f"{number}.onnx")
                 save(typed(fixed, call.precision, input_shapes(fixed, {})) if call.typed else fixed, paths[-1])
-            return host.measure(replace(call, models=tuple(paths), seconds=seconds, shapes=shapes, profile=False))
+            return host.measure(replace(call, models=tuple(paths), seconds=seconds, shapes=shapes, profile=is_whole and is_cpu))
 
     if is_cpu:
         return Gauge(measure, host.address, None)
