@@ -41,6 +41,7 @@ class Gauge:
     measure: Measure
     host: str | None
     block: int | None
+    at_once: int = MODELS_AT_ONCE  # models, at most, of which all are lost when it is interrupted
 
 
 def sweep(
@@ -52,7 +53,7 @@ def sweep(
     """
     table = probed(path, device)
     assert table.block is not None, "it has just been probed"
-    batches = list(_batches(_todo(model, network, table, with_groups=with_groups)))
+    batches = list(_batches(_todo(model, network, table, with_groups=with_groups), device.at_once))
     for done, batch in enumerate(batches):
         progress(done, len(batches), batch[0].label)
         timings = device.measure([yardstick_model(), *(each for task in batch for each in task.models)])
@@ -108,11 +109,11 @@ class Task:
     is_whole: bool = False  # whether it is the whole model, which is measured longer, and by itself
 
 
-def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+def _batches(tasks: Sequence[Task], at_once: int) -> Iterator[list[Task]]:
     """Yield the tasks, as many together as a runner can take turns with: starting one takes longer than timing a layer."""
     batch: list[Task] = []
     for task in tasks:
-        if batch and (batch[0].is_whole or sum(len(each.models) for each in batch) + len(task.models) > MODELS_AT_ONCE):
+        if batch and (batch[0].is_whole or sum(len(each.models) for each in batch) + len(task.models) > at_once):
             yield batch
             batch = []
         batch.append(task)

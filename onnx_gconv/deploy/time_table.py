@@ -21,6 +21,9 @@ RUNTIMES = ("tensorrt", "tensorrt_rtx", "onnxruntime")  # among the versions of 
 NEWER = ("runtime", "instructions")  # keys of a bench that tables of before do not have
 
 
+LEAST_SHARE = 0.01  # of what is measured that a layer takes, though all around it took as long without it: no time is 0
+
+
 @dataclass(frozen=True)
 class Bench:
     """What measured: times of another bench do not compare."""
@@ -94,7 +97,7 @@ class TimeTable:
     def milliseconds(self, shape: LayerShape, groups: int) -> float | None:
         """Return what a Conv takes, None where that is not known."""
         framed = self.layers.get(shape, {}).get(groups)
-        return None if framed is None else max(0.0, framed - self.frames.get(shape.input, 0.0))
+        return None if framed is None else max(LEAST_SHARE * framed, framed - self.frames.get(shape.input, 0.0))
 
     def with_gather(self, tensor: Shape, time: GatherTime) -> "TimeTable":
         return replace(self, gathers={**self.gathers, tensor: time})

@@ -33,6 +33,7 @@ LAYER_SECONDS = 0.1  # of what --seconds says: there are many layers, and each i
 LAYER_SECONDS_ON_CPU = 0.01  # there they take no more than a few milliseconds, and no time to build
 WHOLE_SECONDS = 2  # of it: all predictions start from this time
 WHOLE_SECONDS_ON_CPU = 0.7  # there the fastest run counts, which comes soon
+ENGINES_AT_ONCE = 8  # a small device builds one in half a minute or so
 TIMEOUT_SECONDS = 3600.0
 
 
@@ -92,7 +93,7 @@ def _gauge(call: RunnerCall, host: Host, original: Original | None) -> Gauge:
     if is_cpu:
         return Gauge(measure, host.address, None)
     block = INT8_BLOCK_OF_TENSORRT if call.precision == "int8" else CHANNEL_BLOCK[target_of(call.runner)]
-    return Gauge(measure, host.address, block)
+    return Gauge(measure, host.address, block, ENGINES_AT_ONCE)
 
 
 def given_shapes(original: Original) -> tuple[str, ...]:
