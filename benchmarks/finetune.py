@@ -20,9 +20,12 @@ from typing import Any
 
 import numpy as np
 from cifar_images import SHARED, cifar_images
+from forms import Row as FormsRow
+from forms import uniform_plan
 
 CALIBRATION_IMAGES = 1000
 RATE = 0.1
+WIDTHS = "width,drop"
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,9 @@ class Row:
 
     model: str
     budget: str  # --max-macs
-    plan: str  # "ours", or "paper": its sort, its cost and its search
+    # --forms; or "paper": its sort, its cost and its search; or "L2 widths", "eliminated widths": one share for all spaces, as in
+    # forms.py. Rows of before widths were there have "ours" for groups.
+    plan: str
     start: str  # "masked" or "recovered"
     learns_from: str  # "labels", "teacher" (no label is read) or "both"
     epochs: int
@@ -44,13 +49,15 @@ class Row:
 def rows(epochs: int) -> Iterator[Row]:
     resnet20 = ("cifar10_resnet20_bn", "50%")
     for learns_from in ("labels", "teacher", "both"):
-        yield Row(*resnet20, "ours", "recovered", learns_from, epochs)
-    yield Row(*resnet20, "ours", "masked", "teacher", epochs)
+        yield Row(*resnet20, WIDTHS, "recovered", learns_from, epochs)
+    for plan in ("group", "L2 widths", "eliminated widths"):
+        yield Row(*resnet20, plan, "recovered", "teacher", epochs)
+    yield Row(*resnet20, WIDTHS, "masked", "teacher", epochs)
     yield Row(*resnet20, "paper", "recovered", "teacher", epochs)
     yield Row(*resnet20, "paper", "masked", "teacher", epochs)
-    yield Row("cifar10_resnet20_folded", "50%", "ours", "recovered", "labels", epochs)
+    yield Row("cifar10_resnet20_folded", "50%", WIDTHS, "recovered", "labels", epochs)
     for learns_from in ("labels", "teacher"):
-        yield Row("cifar10_resnet56_bn", "47.16%", "ours", "recovered", learns_from, epochs)
+        yield Row("cifar10_resnet56_bn", "47.16%", WIDTHS, "recovered", learns_from, epochs)
 
 
 def run(row: Row, data: dict[str, Path], folder: Path) -> dict[str, Any]:
@@ -63,8 +70,12 @@ def run(row: Row, data: dict[str, Path], folder: Path) -> dict[str, Any]:
     paper = ["--solver", "paper", "--search", "local", "--cost", "share"]
     if row.plan == "paper":
         command("plan", model, "--max-macs", row.budget, *paper, "-o", plan)
+    elif row.plan.endswith("widths"):
+        calib = dict(np.load(data["calibration"]))
+        plan.write_text(uniform_plan(FormsRow(row.model, row.budget, row.plan), model, calib).to_json(), encoding="utf-8")
     else:
-        command("plan", model, "--max-macs", row.budget, "--calib", data["calibration"], "-o", plan)
+        forms = ["--forms", row.plan, *(("--width-step", "1") if "width" in row.plan else ())]
+        command("plan", model, "--max-macs", row.budget, "--calib", data["calibration"], *forms, "-o", plan)
     started = time.perf_counter()
     command(
         *("finetune", model, plan, "--data", data["images" if row.learns_from == "teacher" else "labelled"], "-o", tuned),

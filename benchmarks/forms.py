@@ -7,7 +7,7 @@ images. MobileNet-v2: calibrated on 250 photographs of ImageNet's classes, judge
 models: calibrated on 64 of these photographs, judged by their outputs on 64 others. Every row runs in a process of its own and is
 kept in OUTPUT.jsonl: a row that is there is not run again. Seed 0.
 
-All rows have the same fit of the weights that are left, pairs of Convs included. The rivals narrow every inner space by one share:
+All rows have the same fit of the weights that are left, Convs in a row included. The rivals narrow every inner space by one share:
 "L2" keeps the filters of largest norm, "eliminated" those that elimination keeps. What is left is the search.
 """
 
@@ -89,20 +89,21 @@ def run(row: Row) -> dict[str, Any]:
     """Return what one row measures, in this process: the peak memory is that of compression."""
     import onnx_gconv
 
-    calib, test, samples = _data(row.model)
+    calib, samples = _calibration(row.model)
     model = SHARED / "zoo" / f"{row.model}.onnx"
     started, cpu_started = time.perf_counter(), time.process_time()
     if row.method == "search":
         step: Any = {} if row.width_step is None else {"width_step": row.width_step}
         result = onnx_gconv.compress(model, max_macs=row.budget, forms=row.forms, calib=calib, calib_samples=samples, **step)
     else:
-        plan = _uniform_plan(row, model, calib)
+        plan = uniform_plan(row, model, calib)
         result = onnx_gconv.apply(model, plan, calib=calib, calib_samples=samples)
     cost = {
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - cpu_started,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+    test = _judging(row.model)  # not before: the peak is that of compression
     plan = result.plan if row.method == "search" else plan
     before, after = onnx_gconv.inspect(model).count.macs, onnx_gconv.inspect(result.model).count.macs
     chosen = {"spaces": len(plan.spaces), "dropped": len(plan.dropped), "layers": len(plan.layers)}
@@ -112,7 +113,7 @@ def run(row: Row) -> dict[str, Any]:
     return {"macs": after / before, **cost, **chosen, **judged, "time": _time_ratio(model, result.model)}
 
 
-def _uniform_plan(row: Row, model: Path, calib: Any) -> Any:
+def uniform_plan(row: Row, model: Path, calib: Any) -> Any:
     """Return the plan that narrows every inner space by one share, as little as the budget allows."""
     import numpy as np
 
@@ -172,24 +173,44 @@ def _norms(model: Any, writer: str, weights: Mapping[str, Any]) -> Any:
     return np.linalg.norm(weight.reshape(len(weight), -1), axis=1)
 
 
-def _data(model: str) -> tuple[Any, Any, int]:
-    """Return the samples to calibrate on, those to judge by, and how many of the former."""
-    import onnx
-
+def _calibration(model: str) -> tuple[Any, int]:
+    """Return the samples to calibrate on, and how many they are."""
     sys.path.insert(0, str(SHARED / "data"))
-    name = onnx.load(SHARED / "zoo" / f"{model}.onnx", load_external_data=False).graph.input[0].name
     if model.startswith("cifar10"):
         import cifar10
 
-        (train, _), (test, labels) = cifar10.load("train", 1000), cifar10.load("test")
-        return {name: cifar10.normalise(train)}, {name: cifar10.normalise(test), "labels": labels}, 1000
+        return {_input(model): cifar10.normalise(cifar10.load("train", 1000)[0])}, 1000
     import photos
 
-    (calib, _), (dev, labels) = photos.load("calib"), photos.load("dev")
+    images, _ = photos.load("calib")
     if model.startswith("imagenet"):
-        return {name: photos.normalise(calib)}, {name: photos.normalise(dev), "labels": labels}, len(calib)
-    side = 320 if model == "u2netp" else 224
-    return {name: _resized(calib[:OTHER_SAMPLES], side)}, {name: _resized(dev[:OTHER_SAMPLES], side)}, OTHER_SAMPLES
+        return {_input(model): photos.normalise(images)}, len(images)
+    return {_input(model): _resized(images[:OTHER_SAMPLES], _side(model))}, OTHER_SAMPLES
+
+
+def _judging(model: str) -> Any:
+    """Return the samples to judge by, with labels where there are some."""
+    if model.startswith("cifar10"):
+        import cifar10
+
+        images, labels = cifar10.load("test")
+        return {_input(model): cifar10.normalise(images), "labels": labels}
+    import photos
+
+    images, labels = photos.load("dev")
+    if model.startswith("imagenet"):
+        return {_input(model): photos.normalise(images), "labels": labels}
+    return {_input(model): _resized(images[:OTHER_SAMPLES], _side(model))}
+
+
+def _input(model: str) -> str:
+    import onnx
+
+    return str(onnx.load(SHARED / "zoo" / f"{model}.onnx", load_external_data=False).graph.input[0].name)
+
+
+def _side(model: str) -> int:
+    return 320 if model == "u2netp" else 224
 
 
 def _resized(images: Any, side: int) -> Any:
