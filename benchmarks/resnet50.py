@@ -1,4 +1,4 @@
-"""ResNet-50 with random weights, for what depends on shapes only: `python benchmarks/resnet50.py -o resnet50.onnx`. No torch needed."""
+"""ResNet-50 with random weights, made without torch, where only shapes matter: `python benchmarks/resnet50.py -o resnet50.onnx`."""
 
 import argparse
 from pathlib import Path
