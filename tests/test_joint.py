@@ -436,7 +436,7 @@ def test_a_refusal_of_a_time_tells_the_fastest_model_which_need_not_be_the_small
     with pytest.raises(BudgetError) as refused:
         search_joint(menu, Budget(max_latency_ms=3.0))
     assert str(refused.value) == (
-        "the budget cannot be met: you asked for max latency ms 3.0, but even the smallest model needs 3.3457 ms."
+        "the budget cannot be met: you asked for max latency 3.0 ms, but even the smallest model needs 3.3457 ms."
     )
     assert refused.value.hint.startswith("feasible: --max-latency from 3.3457ms (55.77%) up to 100%; ")
     assert checked(menu, Budget(max_latency_ms=3.3457)).widths == (1,)

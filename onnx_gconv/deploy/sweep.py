@@ -186,16 +186,18 @@ def times_of(table: TimeTable, model: onnx.ModelProto, network: Network, *, path
             f"'{path}' has no time for this model at this input shape.",
             hint=f"add it: onnx-gconv bench MODEL --runner {table.bench.runner} --sweep --timing-out {path}",
         )
-    bench, nodes = table.bench, table.nodes.get(structure)
+    bench, nodes, whole_ms = table.bench, table.nodes.get(structure), table.models[structure]
     if nodes is None:
-        return LayerTimes(bench.runner, bench.host, table.models[structure], found)
-    others = {model.graph.node[place].output[0]: ms * 1e6 for place, ms in nodes.others_ms.items() if place < len(model.graph.node)}
+        return LayerTimes(bench.runner, bench.host, whole_ms, found)
+    # A profile has nodes only: to start a run takes time as well, about as much as the least that is around a layer.
+    unit = 1e6 * max(0.0, 1 - min(table.frames.values(), default=0.0) / whole_ms)
+    others = {node.output[0]: unit * ms for place, node in enumerate(model.graph.node) if (ms := nodes.others_ms.get(place))}
     convs = [node.output[0] for node in model.graph.node if node.op_type == "Conv"]
     if all(name in found for name in convs):
         alone_ns = sum(_as_it_is(conv, table) for conv in find_swept(model, network))
-        share = nodes.convs_ms * 1e6 / alone_ns if alone_ns else 1.0
+        share = unit * nodes.convs_ms / alone_ns if alone_ns else 1.0
         found = {name: InModel(time, min(max(share, 1 / MOST_OFF), MOST_OFF)) for name, time in found.items()}
-    return LayerTimes(bench.runner, bench.host, table.models[structure], found, others)
+    return LayerTimes(bench.runner, bench.host, whole_ms, found, others)
 
 
 def _as_it_is(conv: SweptConv, table: TimeTable) -> float:
