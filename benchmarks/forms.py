@@ -89,7 +89,7 @@ def run(row: Row) -> dict[str, Any]:
     """Return what one row measures, in this process: the peak memory is that of compression."""
     import onnx_gconv
 
-    calib, samples = _calibration(row.model)
+    calib, samples = calibration(row.model)
     model = SHARED / "zoo" / f"{row.model}.onnx"
     started, cpu_started = time.perf_counter(), time.process_time()
     if row.method == "search":
@@ -103,14 +103,14 @@ def run(row: Row) -> dict[str, Any]:
         "cpu_seconds": time.process_time() - cpu_started,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    test = _judging(row.model)  # not before: the peak is that of compression
+    test = judging(row.model)  # not before: the peak is that of compression
     plan = result.plan if row.method == "search" else plan
     before, after = onnx_gconv.inspect(model).count.macs, onnx_gconv.inspect(result.model).count.macs
     chosen = {"spaces": len(plan.spaces), "dropped": len(plan.dropped), "layers": len(plan.layers)}
     found = onnx_gconv.evaluate(result.model, test, reference=model)
     judged = {"top1": found.top1, "dense_top1": found.reference_top1}
     judged |= {"error": max((gap.relative_l2 for gap in found.outputs.values()), default=None)}
-    return {"macs": after / before, **cost, **chosen, **judged, "time": _time_ratio(model, result.model)}
+    return {"macs": after / before, **cost, **chosen, **judged, "time": time_ratio(model, result.model)}
 
 
 def uniform_plan(row: Row, model: Path, calib: Any) -> Any:
@@ -153,7 +153,7 @@ def uniform_plan(row: Row, model: Path, calib: Any) -> Any:
         if row.method == "eliminated widths":
             keep = forms.eliminations[space.name].keep(count)
         else:
-            keep = np.sort(np.argsort(-_norms(original.model, space.writers[0], weights), kind="stable")[:count])
+            keep = np.sort(np.argsort(-norms(original.model, space.writers[0], weights), kind="stable")[:count])
         if count < space.channels:
             chosen.append((space, tuple(int(channel) for channel in keep)))
     from dataclasses import replace
@@ -164,7 +164,7 @@ def uniform_plan(row: Row, model: Path, calib: Any) -> Any:
     return replace(planned, spaces=spaces, dropped=(), layers=(), after=Totals(*forms.menu.totals(widths, none)[:2]))
 
 
-def _norms(model: Any, writer: str, weights: Mapping[str, Any]) -> Any:
+def norms(model: Any, writer: str, weights: Mapping[str, Any]) -> Any:
     import numpy as np
     from onnx import numpy_helper
 
@@ -173,7 +173,7 @@ def _norms(model: Any, writer: str, weights: Mapping[str, Any]) -> Any:
     return np.linalg.norm(weight.reshape(len(weight), -1), axis=1)
 
 
-def _calibration(model: str) -> tuple[Any, int]:
+def calibration(model: str) -> tuple[Any, int]:
     """Return the samples to calibrate on, and how many they are."""
     sys.path.insert(0, str(SHARED / "data"))
     if model.startswith("cifar10"):
@@ -188,7 +188,7 @@ def _calibration(model: str) -> tuple[Any, int]:
     return {_input(model): _resized(images[:OTHER_SAMPLES], _side(model))}, OTHER_SAMPLES
 
 
-def _judging(model: str) -> Any:
+def judging(model: str) -> Any:
     """Return the samples to judge by, with labels where there are some."""
     if model.startswith("cifar10"):
         import cifar10
@@ -221,7 +221,7 @@ def _resized(images: Any, side: int) -> Any:
     return np.ascontiguousarray(sized.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255)
 
 
-def _time_ratio(model: Path, compressed: Any) -> float:
+def time_ratio(model: Path, compressed: Any) -> float:
     import numpy as np
 
     from onnx_gconv.pipeline.original import open_original

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from tiny import conv_net, gconv, save, set_tensor
 
 from onnx_gconv import timing
-from onnx_gconv.deploy.one_layer import gather_models, layer_model, layer_shape
+from onnx_gconv.deploy.one_layer import (
+    INPUT,
+    OUTPUT,
+    LayerShape,
+    frame_model,
+    gather_models,
+    layer_model,
+    layer_shape,
+    yardstick_model,
+)
 from onnx_gconv.deploy.sweep import Gauge, structure_of, sweep, times_of
 from onnx_gconv.deploy.time_table import TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import MeasuredModel, Spread, Timing
@@ -134,15 +143,26 @@ def test_a_one_layer_model_is_the_layer() -> None:
         assert next(attribute.i for attribute in conv.attribute if attribute.name == "group") == groups
 
 
+def test_a_frame_is_a_one_layer_model_without_the_layer() -> None:
+    shape = LayerShape((1, 8, 6, 6), 16, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), "NOTSET", bias=True, dtype="float32")
+    frame, whole = frame_model(shape.input, "float32"), layer_model(shape, 1)
+    kinds = [[node.op_type for node in model.graph.node] for model in (frame, whole)]
+    assert kinds[0] == kinds[1][:2] + kinds[1][3:]
+    assert kinds[1][2] == "Conv"
+    feeds = random_feeds(frame, input_shapes(frame, {}), np.random.default_rng(0))
+    found = [run(session(model), feeds)[OUTPUT] for model in (frame, whole)]
+    assert [part.shape for part in found if isinstance(part, np.ndarray)] == [(1, 8, 1, 1), (1, 16, 1, 1)]
+
+
 @pytest.mark.parametrize("before_add", [False, True])
 def test_the_two_gather_models_differ_by_the_gather(before_add: bool) -> None:
     without, gathered = gather_models((1, 8, 4, 4), "float32", before_add=before_add)
-    feeds = random_feeds(without, {"x": (1, 8, 4, 4)}, np.random.default_rng(0))
+    feeds = random_feeds(without, {INPUT: (1, 8, 4, 4)}, np.random.default_rng(0))
     order = onnx.numpy_helper.to_array(next(t for t in gathered.graph.initializer if t.name == "order"))
-    one, two = run(session(without), feeds)["y"], run(session(gathered), feeds)["y"]
+    one, two = run(session(without), feeds)[OUTPUT], run(session(gathered), feeds)[OUTPUT]
     assert isinstance(one, np.ndarray)
     assert isinstance(two, np.ndarray)
-    x = feeds["x"]
+    x = feeds[INPUT]
     expected = (x, x[:, order]) if not before_add else (np.maximum(x + x, 0), np.maximum(x[:, order] + x, 0))
     np.testing.assert_allclose(one, expected[0], rtol=1e-6)
     np.testing.assert_allclose(two, expected[1], rtol=1e-6)
@@ -197,6 +217,29 @@ def test_a_sweep_times_every_layer_and_number_of_groups_once(tmp_path: Path) -> 
     again = ToyDevice()
     assert swept(model, tmp_path / "t.json", again) == table
     assert again.calls == []
+
+
+def test_what_is_around_a_layer_is_no_part_of_its_time(tmp_path: Path) -> None:
+    class Framed(ToyDevice):
+        def milliseconds(self, model: onnx.ModelProto) -> float:
+            frame = next((np.prod(tensor.dims) for tensor in model.graph.initializer if tensor.name == "stem"), 0)
+            return super().milliseconds(model) + 0.01 * float(frame)
+
+    model = conv_net()
+    table = swept(model, tmp_path / "t.json", Framed())
+    assert len(table.frames) == len({shape.input for shape in table.layers})
+    times = times_of(table, model, network_of(model), path=tmp_path / "t.json")
+    scale = table.yardstick_ms / Framed().milliseconds(yardstick_model())
+    assert times.layer_ns("c2", 8, 8, 1) == pytest.approx(scale * 1_576_000, abs=2)  # 1 ms, and 8 x 8 x 9 weights
+
+
+def test_a_sweep_without_groups_times_widths_only(tmp_path: Path) -> None:
+    model, path = conv_net(), tmp_path / "t.json"
+    device = Gauge(ToyDevice().measure, None, 1)
+    table = sweep(model, network_of(model), path, device=device, progress=lambda *_: None, with_groups=False)
+    assert {groups for times in table.layers.values() for groups in times} == {1}
+    assert not table.gathers
+    assert swept(model, path, ToyDevice()) == swept(model, tmp_path / "all.json", ToyDevice())  # what is missing is added
 
 
 def test_a_block_leaves_out_small_groups(tmp_path: Path) -> None:

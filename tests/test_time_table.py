@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_latency_budget import ToyDevice, network_of, swept
 from tiny import conv_net, gconv
@@ -39,6 +39,7 @@ def grid(values: Sequence[float]) -> DenseTime:
     return DenseTime(dict(zip(places, values, strict=True)), 16)
 
 
+@settings(deadline=None)
 @given(grids)
 def test_times_never_fall_when_a_width_grows_and_the_dense_one_is_as_measured(values: list[float]) -> None:
     time = grid(values)

@@ -82,13 +82,13 @@ class SweptConv:
                 if groups > self.groups and fits and is_aligned(groups, block, in_channels=ins, out_channels=outs):
                     yield ins, outs, groups
 
-    def points(self, block: int, step: int) -> list[Point]:
+    def points(self, block: int, step: int, *, with_groups: bool = True) -> list[Point]:
         """Return all that is to be timed of it, itself first."""
         if self.is_depthwise:
             return [self.depthwise_at(ins) for ins in reversed(self.depthwise_widths(step))]
         across, along = self.widths(step)
         dense = [self.at(ins, outs, self.groups) for ins in reversed(across) for outs in reversed(along)]
-        return [*dense, *(self.at(*each) for each in self.grouped(block, step))]
+        return [*dense, *(self.at(*each) for each in self.grouped(block, step) if with_groups)]
 
 
 def corners(channels: int, step: int, *, is_open: bool) -> list[int]:

@@ -5,8 +5,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +18,8 @@ from onnx_gconv.errors import DeployError
 from onnx_gconv.model.file import load_with_data_files, save
 
 # No password is ever asked for: a key, an agent or ~/.ssh/config has to do. A dead connection is noticed within 20 seconds.
-SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=4")
+CONNECT_SECONDS = 10
+SSH_OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=5", "ServerAliveCountMax=4")
 SSH_FAILED = 255  # ssh's own failures; any other exit code is the remote program's
 REPORT = "timing.json"
 
@@ -35,6 +37,9 @@ class Host(Protocol):
     def versions(self, runner: RunnerName, extra: Sequence[str]) -> dict[str, str]:
         """Return the versions that a TensorRT runner finds there."""
 
+    def session(self) -> "AbstractContextManager[Host]":
+        """Return the same for several calls, which share one login."""
+
 
 @dataclass(frozen=True)
 class ThisMachine:
@@ -45,6 +50,9 @@ class ThisMachine:
     @property
     def address(self) -> str | None:
         return None
+
+    def session(self) -> "AbstractContextManager[Host]":
+        return nullcontext(self)
 
     def measure(self, job: RunnerCall) -> list[Timing]:
         with tempfile.TemporaryDirectory() as folder:
@@ -72,10 +80,32 @@ class SshHost:
     port: int | None
     python: str
     timeout_seconds: float
+    control: Path | None = None  # the socket of a connection that is open already
 
     @property
     def address(self) -> str | None:
         return f"ssh://{self._name}"
+
+    @contextmanager
+    def session(self) -> "Iterator[Host]":
+        """Yield the host behind one open connection; where none can be had, each call connects by itself and says what is wrong."""
+        with tempfile.TemporaryDirectory(prefix="gconv-") as folder:
+            control = Path(folder) / "ssh"
+            command = ["ssh", "-M", "-N", "-S", str(control), *self._options("-p"), self.user_at_host]
+            try:
+                # All of its outputs go nowhere: it lives longer than the command that waits for them.
+                master = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            except FileNotFoundError:
+                yield self
+                return
+            try:
+                until = time.monotonic() + CONNECT_SECONDS
+                while not control.exists() and master.poll() is None and time.monotonic() < until:
+                    time.sleep(0.02)
+                yield replace(self, control=control) if control.exists() else self
+            finally:
+                master.terminate()
+                master.wait()
 
     def measure(self, job: RunnerCall) -> list[Timing]:
         with tempfile.TemporaryDirectory() as folder, self._folder() as there:
@@ -126,7 +156,8 @@ class SshHost:
 
     def _options(self, port_flag: str) -> list[str]:
         port = [port_flag, str(self.port)] if self.port is not None else []
-        return [*port, *(part for option in SSH_OPTIONS for part in ("-o", option))]
+        options = SSH_OPTIONS if self.control is None else (*SSH_OPTIONS, f"ControlPath={self.control}")
+        return [*port, *(part for option in options for part in ("-o", option))]
 
     def _lost(self, done: "subprocess.CompletedProcess[str]", what: str) -> DeployError:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

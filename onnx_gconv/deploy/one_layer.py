@@ -13,7 +13,7 @@ from onnx_gconv.model.shapes import Shape
 
 # Old enough for every target, new enough for all types.
 OPSET, IR_VERSION = 13, 7
-INPUT, OUTPUT = "x", "y"
+INPUT, OUTPUT = "one_layer_input", "one_layer_output"  # unlike names in a model that is timed along with it
 PLANAR = 4  # axes of a tensor of images
 SEED_CHANNELS = 16  # of the single pixel that an input is made from
 
@@ -63,26 +63,45 @@ def layer_model(shape: LayerShape, groups: int) -> onnx.ModelProto:
 
     A Conv alone would be timed with the changes to the runtime's own layout and back, which a model has at its ends only and which
     shrink with the widths: half of MobileNet-v2's widths would look as if they took a ninth of the time. So its input is made from
-    a single pixel inside that layout, and its output becomes one again. Where a runtime has no such layout, with one or three axes
-    of pixels, it is alone.
+    a single pixel inside that layout, and one pixel is taken from its output. Where a runtime has no such layout, with one or three
+    axes of pixels, it is alone.
     """
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(shape.dtype))
-    if len(shape.input) != PLANAR:
-        node, tensors = _conv(shape, groups, INPUT, OUTPUT)
-        return _model([node], shape.input, kind, tensors)
-    batch, channels, *pixels = shape.input
-    node, tensors = _conv(shape, groups, "grown", "result")
-    stem = np.random.default_rng(1).standard_normal((channels, SEED_CHANNELS, 1, 1)).astype(shape.dtype)
+    if is_framed(shape.input):
+        return _framed(shape.input, shape.dtype, _conv(shape, groups, "grown", "result"))
+    node, tensors = _conv(shape, groups, INPUT, OUTPUT)
+    return _model([node], shape.input, _kind(shape.dtype), tensors)
+
+
+def is_framed(tensor: Shape) -> bool:
+    """Return whether a Conv of such an input is timed with something around it."""
+    return len(tensor) == PLANAR
+
+
+def frame_model(tensor: Shape, dtype: str) -> onnx.ModelProto:
+    """Return what is around the Conv in a one-layer model, without it: what it takes is no part of the Conv's time."""
+    return _framed(tensor, dtype, None)
+
+
+def _framed(tensor: Shape, dtype: str, inner: tuple[onnx.NodeProto, list[onnx.TensorProto]] | None) -> onnx.ModelProto:
+    """Return a model that makes such a tensor of a pixel, has the inner node read "grown", and takes a pixel of its "result"."""
+    batch, channels, *pixels = tensor
+    stem = np.random.default_rng(1).standard_normal((channels, SEED_CHANNELS, 1, 1)).astype(dtype)
     scales = np.array([1, 1, *pixels], np.float32)
     nearest = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    nodes, last, tensors = ([], "grown", []) if inner is None else ([inner[0]], "result", inner[1])
     nodes = [
         helper.make_node("Conv", [INPUT, "stem"], ["pixel"], name="Conv_stem"),
         helper.make_node("Resize", ["pixel", "", "scales"], ["grown"], name="Resize", **nearest),
-        node,
-        helper.make_node("GlobalAveragePool", ["result"], [OUTPUT], name="GlobalAveragePool"),
+        *nodes,
+        # A mean over all pixels would read them all, and so take longer for more channels.
+        helper.make_node("MaxPool", [last], [OUTPUT], name="MaxPool", kernel_shape=[1, 1], strides=pixels),
     ]
     more = [numpy_helper.from_array(stem, "stem"), numpy_helper.from_array(scales, "scales")]
-    return _model(nodes, (batch, SEED_CHANNELS, 1, 1), kind, [*tensors, *more])
+    return _model(nodes, (batch, SEED_CHANNELS, 1, 1), _kind(dtype), [*tensors, *more])
+
+
+def _kind(dtype: str) -> int:
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
 
 def _conv(shape: LayerShape, groups: int, source: str, result: str) -> tuple[onnx.NodeProto, list[onnx.TensorProto]]:
@@ -112,7 +131,6 @@ def gather_models(tensor: Shape, dtype: str, *, before_add: bool) -> tuple[onnx.
     come back to it is most of what a Gather costs. Between a Conv and the Add of a residual connection it also keeps the two
     from being fused.
     """
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     channels = tensor[1]
     weight = numpy_helper.from_array(np.ones((channels, 1, *(1,) * (len(tensor) - 2)), dtype), "weight")
     order = numpy_helper.from_array(np.random.default_rng(0).permutation(channels).astype(np.int32), "order")
@@ -129,8 +147,8 @@ def gather_models(tensor: Shape, dtype: str, *, before_add: bool) -> tuple[onnx.
             steps += [helper.make_node("Add", [moved, "a"], ["d"], name="Add"), helper.make_node("Relu", ["d"], ["e"], name="Relu")]
         return [*steps, conv("e" if before_add else moved, OUTPUT)]
 
-    without = _model(nodes(gathered=False), tensor, kind, [weight])
-    return without, _model(nodes(gathered=True), tensor, kind, [weight, order])
+    without = _model(nodes(gathered=False), tensor, _kind(dtype), [weight])
+    return without, _model(nodes(gathered=True), tensor, _kind(dtype), [weight, order])
 
 
 def _model(nodes: list[onnx.NodeProto], shape: Shape, kind: int, tensors: list[onnx.TensorProto]) -> onnx.ModelProto:

@@ -12,7 +12,8 @@ import onnx
 
 from onnx_gconv.deploy.block import block_of, probe_models
 from onnx_gconv.deploy.convs import Point, SweptConv, distinct, find_swept
-from onnx_gconv.deploy.one_layer import LayerShape, gather_models, layer_model, layer_shape, yardstick_model
+from onnx_gconv.deploy.node_times import node_times
+from onnx_gconv.deploy.one_layer import LayerShape, frame_model, gather_models, is_framed, layer_model, layer_shape, yardstick_model
 from onnx_gconv.deploy.time_table import Bench, GatherTime, TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.errors import DeployError
@@ -21,9 +22,10 @@ from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.search.latency import ConvTime, LayerTimes
 from onnx_gconv.search.target import CHANNEL_BLOCK, TargetName, width_step
-from onnx_gconv.search.width_times import DenseTime, DepthwiseTime, GroupedTime
+from onnx_gconv.search.width_times import DenseTime, DepthwiseTime, GroupedTime, InModel
 
 MODELS_AT_ONCE = 24
+MOST_OFF = 1.5  # by what all Convs together take longer or shorter in a model than alone; more would be a profile gone wrong
 SAMPLES = 8  # of Convs at other widths, on which the interpolation is checked
 
 Measure = Callable[[Sequence[onnx.ModelProto]], list[Timing]]  # models that take turns, all inputs of fixed shape
@@ -39,13 +41,19 @@ class Gauge:
     measure: Measure
     host: str | None
     block: int | None
+    at_once: int = MODELS_AT_ONCE  # models, at most, of which all are lost when it is interrupted
 
 
-def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Gauge, progress: OnProgress) -> TimeTable:
-    """Return the table with every entry that this model needs; each one is in the file as soon as it is measured."""
+def sweep(
+    model: onnx.ModelProto, network: Network, path: Path, *, device: Gauge, progress: OnProgress, with_groups: bool = True
+) -> TimeTable:
+    """Return the table with every entry that this model needs; each one is in the file as soon as it is measured.
+
+    Without groups, neither they nor the Gathers that they need are measured.
+    """
     table = probed(path, device)
     assert table.block is not None, "it has just been probed"
-    batches = list(_batches(_todo(model, network, table)))
+    batches = list(_batches(_todo(model, network, table, with_groups=with_groups), device.at_once))
     for done, batch in enumerate(batches):
         progress(done, len(batches), batch[0].label)
         timings = device.measure([yardstick_model(), *(each for task in batch for each in task.models)])
@@ -55,9 +63,17 @@ def sweep(model: onnx.ModelProto, network: Network, path: Path, *, device: Gauge
         scaled = iter([ms * table.yardstick_ms / yardstick_ms for ms in times_ms])
         for task in batch:
             table = task.enter(table, list(islice(scaled, len(task.models))))
+            if task.is_whole:
+                table = _profiled(table, model, network, timings[-1])
         write_table(table, path)
     progress(len(batches), len(batches), "")
     return table
+
+
+def _profiled(table: TimeTable, model: onnx.ModelProto, network: Network, timing: Timing) -> TimeTable:
+    structure = structure_of(model, network)
+    times = node_times(model, timing, table.models[structure])
+    return table if times is None else table.with_nodes(structure, times)
 
 
 def probed(path: Path, device: Gauge) -> TimeTable:
@@ -93,11 +109,11 @@ class Task:
     is_whole: bool = False  # whether it is the whole model, which is measured longer, and by itself
 
 
-def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+def _batches(tasks: Sequence[Task], at_once: int) -> Iterator[list[Task]]:
     """Yield the tasks, as many together as a runner can take turns with: starting one takes longer than timing a layer."""
     batch: list[Task] = []
     for task in tasks:
-        if batch and (batch[0].is_whole or sum(len(each.models) for each in batch) + len(task.models) > MODELS_AT_ONCE):
+        if batch and (batch[0].is_whole or sum(len(each.models) for each in batch) + len(task.models) > at_once):
             yield batch
             batch = []
         batch.append(task)
@@ -105,17 +121,20 @@ def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
         yield batch
 
 
-def _todo(model: onnx.ModelProto, network: Network, table: TimeTable) -> list[Task]:
+def _todo(model: onnx.ModelProto, network: Network, table: TimeTable, *, with_groups: bool) -> list[Task]:
     """Return what is to be measured and not in the table."""
     tasks: list[Task] = []
     structure = structure_of(model, network)
     if structure not in table.models:
         tasks.append(Task("the whole model", [model], lambda table, ms: table.with_model(structure, ms[0]), is_whole=True))
     convs = find_swept(model, network)
-    points = distinct([point for conv in convs for point in conv.points(*_steps(conv, table))])
+    points = distinct([point for conv in convs for point in conv.points(*_steps(conv, table), with_groups=with_groups)])
     points = distinct([*points, *(point for _, point in _sample(convs, table))])
+    framed = {point.shape.input: point.shape.dtype for point in points if is_framed(point.shape.input)}
+    tasks += [_frame_task(tensor, dtype) for tensor, dtype in framed.items() if tensor not in table.frames]
     tasks += [_layer_task(point) for point in points if table.milliseconds(point.shape, point.groups) is None]
-    tasks += [_gather_task(tensor, dtype) for tensor, dtype in _gathered(model, network) if tensor not in table.gathers]
+    gathered = _gathered(model, network) if with_groups else []
+    tasks += [_gather_task(tensor, dtype) for tensor, dtype in gathered if tensor not in table.gathers]
     return tasks
 
 
@@ -144,6 +163,11 @@ def _layer_task(point: Point) -> Task:
     return Task(label, [layer_model(shape, groups)], lambda table, ms: table.with_layer(shape, {groups: ms[0]}))
 
 
+def _frame_task(tensor: Shape, dtype: str) -> Task:
+    label = f"what is around a layer of {tensor[1]} channels"
+    return Task(label, [frame_model(tensor, dtype)], lambda table, ms: table.with_frame(tensor, ms[0]))
+
+
 def _gather_task(tensor: Shape, dtype: str) -> Task:
     models = [*gather_models(tensor, dtype, before_add=False), *gather_models(tensor, dtype, before_add=True)]
 
@@ -162,7 +186,23 @@ def times_of(table: TimeTable, model: onnx.ModelProto, network: Network, *, path
             f"'{path}' has no time for this model at this input shape.",
             hint=f"add it: onnx-gconv bench MODEL --runner {table.bench.runner} --sweep --timing-out {path}",
         )
-    return LayerTimes(table.bench.runner, table.bench.host, table.models[structure], found)
+    bench, nodes, whole_ms = table.bench, table.nodes.get(structure), table.models[structure]
+    if nodes is None:
+        return LayerTimes(bench.runner, bench.host, whole_ms, found)
+    # A profile has nodes only: to start a run takes time as well, about as much as the least that is around a layer.
+    unit = 1e6 * max(0.0, 1 - min(table.frames.values(), default=0.0) / whole_ms)
+    others = {node.output[0]: unit * ms for place, node in enumerate(model.graph.node) if (ms := nodes.others_ms.get(place))}
+    convs = [node.output[0] for node in model.graph.node if node.op_type == "Conv"]
+    if all(name in found for name in convs):
+        alone_ns = sum(_as_it_is(conv, table) for conv in find_swept(model, network))
+        share = unit * nodes.convs_ms / alone_ns if alone_ns else 1.0
+        found = {name: InModel(time, min(max(share, 1 / MOST_OFF), MOST_OFF)) for name, time in found.items()}
+    return LayerTimes(bench.runner, bench.host, whole_ms, found, others)
+
+
+def _as_it_is(conv: SweptConv, table: TimeTable) -> float:
+    """Return the nanoseconds of a Conv alone, as it is."""
+    return 1e6 * (table.milliseconds(conv.as_it_is.shape, conv.as_it_is.groups) or 0.0)
 
 
 def _conv_time(conv: SweptConv, table: TimeTable) -> ConvTime | None:

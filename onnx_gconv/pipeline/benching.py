@@ -68,9 +68,8 @@ def bench(
     shapes = input_shapes(first.model, first.given_shapes)
     if has_dynamic_axes(first.model, first.given_shapes):
         listener.note(f"note: measured at {shapes_text(shapes)}; --input-shape sets another size")
-    machine = device.machine
-    call = _call(device, machine, paths, [each.model for each in opened], shapes)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, device.machine.session() as machine:
+        call = _call(device, machine, paths, [each.model for each in opened], shapes)
         if call.typed:
             call = replace(call, models=_typed_copies(call, opened, shapes, Path(scratch)))
         elif any(each.listed for each in opened):
@@ -96,12 +95,12 @@ def sweep(
     It adds to a table that is there already, so it may be interrupted. `compress(..., timing=table, max_latency=0.6)` uses it.
     """
     device = _device(device)
-    machine = device.machine
-    for path in _paths(models):
-        original = open_original(path, input_shape)
-        tell_counts(original, listener)
-        call = _call(device, machine, [path], [original.model], original.network.input_shapes)
-        found = run_sweep(original, call, machine, as_path(table), listener)
+    with device.machine.session() as machine:
+        for path in _paths(models):
+            original = open_original(path, input_shape)
+            tell_counts(original, listener)
+            call = _call(device, machine, [path], [original.model], original.network.input_shapes)
+            found = run_sweep(original, call, machine, as_path(table), listener)
     return found
 
 

@@ -67,7 +67,7 @@ def menu_of(model: onnx.ModelProto, network: Network, spaces: Spaces, offer: Off
     """
     constants = Constants(model)
     counting = _Counting(network, spaces, offer, constants, watch)
-    products = [product for node in model.graph.node for product in counting.products(node)]
+    products = [product for node in model.graph.node for product in counting.products(node)] + counting.others()
     rows = tuple(SpaceRow(s.name, tuple(Width(channels, 0.0) for channels in offer.widths[s.name])) for s in offer.spaces)
     place = {space.name: number for number, space in enumerate(offer.spaces)}
     together = tuple(tuple(place[name] for name in branch.spaces) for branch in offer.branches if len(branch.spaces) > 1)
@@ -77,6 +77,10 @@ def menu_of(model: onnx.ModelProto, network: Network, spaces: Spaces, offer: Off
     fixed = max(0, network.count.params - params)
     rest_ns = 0 if watch is None else round(watch.times.dense_ms * 1e6) - latency_ns
     return replace(menu, fixed_params=fixed, fixed_macs=(network.count.macs or 0) - macs, fixed_latency_ns=rest_ns)
+
+
+def _by_channels(rate: float) -> Clock:
+    return lambda ins, outs, groups: round(rate * ins)
 
 
 class _Counting:
@@ -116,6 +120,15 @@ class _Counting:
         if self._watch is not None and slot == 1 and node.op_type == "Conv":
             clock = self._watch.clock(name, existing=options[0].groups, is_depthwise=len(sides) == 1)
         return Product(names, ins, outs, numbers // pairs, macs // pairs, options, clock)
+
+    def others(self) -> list[Product]:
+        """Return what nodes other than Convs take, for each space whose channels they work on."""
+        rates: dict[int, float] = {}
+        for tensor, nanoseconds in self._watch.times.others_ns.items() if self._watch is not None else ():
+            side = self._side(tensor) if tensor in self._spaces.axes else Side(1)
+            for space in side.spaces:
+                rates[space] = rates.get(space, 0.0) + nanoseconds / self._full(side)
+        return [Product((), Side(0, (space,)), Side(1), 0, 0, clock=_by_channels(rate)) for space, rate in rates.items()]
 
     def _full(self, side: Side) -> int:
         return side.fixed + sum(self._offer.spaces[number].channels for number in side.spaces)

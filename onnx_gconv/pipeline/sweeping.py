@@ -12,6 +12,7 @@ import onnx
 from onnx_gconv.deploy.exporting import convert
 from onnx_gconv.deploy.host import Host, ThisMachine
 from onnx_gconv.deploy.machine import bench_here
+from onnx_gconv.deploy.node_times import named
 from onnx_gconv.deploy.precision import typed
 from onnx_gconv.deploy.program import RunnerCall
 from onnx_gconv.deploy.sweep import Gauge, gather_time, interpolation_errors, probed, sweep, times_of
@@ -20,7 +21,7 @@ from onnx_gconv.deploy.time_table import TimeTable, read_table
 from onnx_gconv.deploy.timing_file import Precision, Timing
 from onnx_gconv.listener import Listener
 from onnx_gconv.model.file import save
-from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.model.shapes import dynamic_inputs, input_shapes
 from onnx_gconv.pipeline.gathers import GatherTimes
 from onnx_gconv.pipeline.original import Original
 from onnx_gconv.search.latency import LayerTimes
@@ -29,6 +30,8 @@ from onnx_gconv.search.target import CHANNEL_BLOCK, INT8_BLOCK_OF_TENSORRT, Targ
 LAYER_SECONDS = 0.1  # of what --seconds says: there are many layers, and each is short
 LAYER_SECONDS_ON_CPU = 0.01  # there they take no more than a few milliseconds, and no time to build
 WHOLE_SECONDS = 2  # of it: all predictions start from this time
+WHOLE_SECONDS_ON_CPU = 0.7  # there the fastest run counts, which comes soon
+ENGINES_AT_ONCE = 8  # a small device builds one in half a minute or so
 TIMEOUT_SECONDS = 3600.0
 
 
@@ -46,11 +49,13 @@ def target_of(runner: str) -> TargetName:
     return "ort-cpu" if runner == "ort-cpu" else "tensorrt"
 
 
-def run_sweep(original: Original, call: RunnerCall, host: Host, path: Path, listener: Listener) -> TimeTable:
+def run_sweep(
+    original: Original, call: RunnerCall, host: Host, path: Path, listener: Listener, *, with_groups: bool = True
+) -> TimeTable:
     """Return the table of the model's Convs on the host, each entry written to the file as soon as it is measured."""
     whole, network = original.model, original.network
     device = _gauge(call, host, original)
-    table = sweep(whole, network, path, device=device, progress=listener.phase("timing layers"))
+    table = sweep(whole, network, path, device=device, progress=listener.phase("timing layers"), with_groups=with_groups)
     errors = interpolation_errors(table, whole, network)
     if errors:
         listener.detail(
@@ -62,27 +67,45 @@ def run_sweep(original: Original, call: RunnerCall, host: Host, path: Path, list
 
 def _gauge(call: RunnerCall, host: Host, original: Original | None) -> Gauge:
     """Return how models are measured by this call; its block is probed on a CPU."""
-    layer_seconds = LAYER_SECONDS_ON_CPU if call.runner == "ort-cpu" else LAYER_SECONDS
+    is_cpu = call.runner == "ort-cpu"
+    layer_seconds = LAYER_SECONDS_ON_CPU if is_cpu else LAYER_SECONDS
+    whole_seconds = WHOLE_SECONDS_ON_CPU if is_cpu else WHOLE_SECONDS
 
     def measure(models: Sequence[onnx.ModelProto]) -> list[Timing]:
         whole = None if original is None else original.model
         is_whole = any(model is whole for model in models)
-        seconds = call.seconds * (WHOLE_SECONDS if is_whole else layer_seconds)
+        seconds = call.seconds * (whole_seconds if is_whole else layer_seconds)
+        shapes = () if original is None or not (is_whole and _takes_shapes(call)) else given_shapes(original)
         with tempfile.TemporaryDirectory() as folder:
             paths = []
             for number, model in enumerate(models):
                 fixed = model
-                if original is not None and model is whole:
-                    # Every input of fixed shape: trtexec takes --shapes for all models of a call or for none.
+                if original is not None and model is whole and not shapes:
                     fixed = convert(model, "ort-cpu", shapes=original.network.input_shapes).model
+                if model is whole and is_cpu:
+                    fixed = named(fixed)
                 paths.append(Path(folder) / f"{number}.onnx")
                 save(typed(fixed, call.precision, input_shapes(fixed, {})) if call.typed else fixed, paths[-1])
-            return host.measure(replace(call, models=tuple(paths), seconds=seconds, shapes=(), profile=False))
+            return host.measure(replace(call, models=tuple(paths), seconds=seconds, shapes=shapes, profile=is_whole and is_cpu))
 
-    if call.runner == "ort-cpu":
+    if is_cpu:
         return Gauge(measure, host.address, None)
     block = INT8_BLOCK_OF_TENSORRT if call.precision == "int8" else CHANNEL_BLOCK[target_of(call.runner)]
-    return Gauge(measure, host.address, block)
+    return Gauge(measure, host.address, block, ENGINES_AT_ONCE)
+
+
+def given_shapes(original: Original) -> tuple[str, ...]:
+    """Return the shapes that a runner has to be told, as it reads them: of inputs with dynamic axes."""
+    shapes = original.network.input_shapes
+    return tuple(f"{name}:{'x'.join(map(str, shapes[name]))}" for name in dynamic_inputs(original.model))
+
+
+def _takes_shapes(call: RunnerCall) -> bool:
+    """Return whether a model with dynamic axes is timed as it is: ONNX Runtime takes longer for one, before and after.
+
+    trtexec takes --shapes for all models of a call or for none, and a precision that models carry in their types needs shapes.
+    """
+    return call.runner.startswith("ort-") and not call.typed
 
 
 def read_times(original: Original, path: Path) -> Timed:
@@ -90,11 +113,14 @@ def read_times(original: Original, path: Path) -> Timed:
     return _timed(original, read_table(path), path)
 
 
-def sweep_here(original: Original, listener: Listener, *, threads: int = 1, precision: Precision = "fp32") -> Timed:
+def sweep_here(
+    original: Original, listener: Listener, *, threads: int = 1, precision: Precision = "fp32", with_groups: bool = True
+) -> Timed:
     """Return the times of the model's Convs on this CPU: those of an earlier run, and the others measured now."""
     with _kept_times(precision, threads) as path:
         call = RunnerCall("ort-cpu", (), precision=precision, typed=precision != "fp32", threads=threads)
-        return _timed(original, run_sweep(original, call, ThisMachine(TIMEOUT_SECONDS), path, listener), path)
+        table = run_sweep(original, call, ThisMachine(TIMEOUT_SECONDS), path, listener, with_groups=with_groups)
+        return _timed(original, table, path)
 
 
 def block_here(*, threads: int = 1) -> int:

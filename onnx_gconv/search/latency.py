@@ -1,7 +1,7 @@
 """What layers take on a device, as a search needs it, and what is predicted for a choice."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -16,14 +16,15 @@ class ConvTime(Protocol):
 class LayerTimes:
     """What each Conv takes with so many channels and groups, and the whole model as it is.
 
-    A prediction is `dense_ms` and, for each Conv that changes, the difference of its two times. Only differences are used: what a
-    Conv has in addition where it was measured is in both.
+    A prediction is `dense_ms` and, for each Conv that changes, the difference of its two times; one that goes takes none. Other
+    nodes, where their times are known, take a share of them as large as that of the channels that are left.
     """
 
     runner: str
     host: str | None  # None for this machine
     dense_ms: float
     layers: Mapping[str, ConvTime]  # by the Conv's output tensor, depthwise Convs among them
+    others_ns: Mapping[str, float] = field(default_factory=dict)  # by the first output
 
     def covers(self, name: str) -> bool:
         """Return whether there are times of this Conv."""

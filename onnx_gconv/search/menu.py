@@ -38,7 +38,7 @@ class Side:
     """How many channels a product has on one side: some that stay, and those of spaces."""
 
     fixed: int
-    spaces: tuple[int, ...] = ()  # places in Menu.spaces, without repetition
+    spaces: tuple[int, ...] = ()  # places in Menu.spaces; a Concat may have the same space twice
 
     @property
     def is_mixed(self) -> bool:
@@ -173,7 +173,7 @@ def refusal(menu: Menu, budget: Budget, smallest: Totals) -> BudgetError:
         ("--max-latency", budget.max_latency_ms, f"{milliseconds:.4f}", "ms", share(latency_ns, all_ns)),
     )
     limited = [(option, limit, amount, unit, part) for option, limit, amount, unit, part in words if limit is not None]
-    asked = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in budget.as_dict().items())
+    asked = ", ".join(f"max {option[6:]} {limit:,}{' ms' * (unit == 'ms')}" for option, limit, _, unit, _ in limited)
     still = " and ".join(f"{amount} {unit}" for _, _, amount, unit, _ in limited)
     ranges = "; ".join(f"{option} from {amount}{unit * (unit == 'ms')} ({part})" for option, _, amount, unit, part in limited)
     # In time, a narrower step or smaller groups than the target likes bring nothing.

@@ -5,6 +5,7 @@ decided for every case of its neighbours.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -148,7 +149,7 @@ class _Building:
     def __init__(self, menu: Menu) -> None:
         self.menu = menu
         self.channels: list[Ints] = [np.array([o.channels for o in row.options], np.int64) for row in menu.spaces]
-        self.known = {frozenset([space]): space for space in range(len(menu.spaces))}
+        self.known: dict[tuple[int, ...], int] = {(space,): space for space in range(len(menu.spaces))}
         self.sums: dict[int, Sum] = {}
         self.factors: dict[tuple[int, ...], Factor] = {}
         self.fixed_cost = 0.0
@@ -167,14 +168,14 @@ class _Building:
         self.factors[key] = Factor(key, costs, amounts)
 
     def variable(self, spaces: Sequence[int]) -> int:
-        """Return the variable of a side: a space, or the sum of several."""
-        wanted = frozenset(spaces)
-        have = max((known for known in self.known if known <= wanted), key=lambda known: (len(known), sorted(known)))
-        for space in sorted(wanted - have):
+        """Return the variable of a side: a space, or the sum of several; one that is there twice counts twice."""
+        wanted = Counter(spaces)
+        have = max((known for known in self.known if Counter(known) <= wanted), key=lambda known: (len(known), known))
+        for space in sorted((wanted - Counter(have)).elements()):
             totals = self.channels[self.known[have]][:, None] + self.channels[space]
             channels, values = np.unique(totals, return_inverse=True)
             parts = self.known[have], space
-            have |= {space}
+            have = tuple(sorted((*have, space)))
             self.known[have] = len(self.channels)
             self.sums[len(self.channels)] = Sum(parts, values.reshape(totals.shape).astype(np.int64))
             self.channels.append(channels)

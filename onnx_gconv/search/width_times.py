@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from onnx_gconv.search.latency import ConvTime
+
 Point = tuple[int, int]  # input channels, output channels
 Straight = tuple[int, int, float]  # two places on an axis, and how far from the first to the second
 
@@ -105,6 +107,18 @@ class GroupedTime:
                     line.append((dense, least))
             lines[number] = [(0.0, 0.0), *reversed(line)]
         return lines
+
+
+@dataclass(frozen=True)
+class InModel:
+    """A Conv beside all others of its model, where it takes another share of the time than alone: caches are shared."""
+
+    alone: ConvTime
+    share: float
+
+    def nanoseconds(self, ins: int, outs: int, groups: int) -> int:
+        """Return the time at these widths with so many groups."""
+        return round(self.share * self.alone.nanoseconds(ins, outs, groups))
 
 
 def _full(width: int, step: int) -> int:
