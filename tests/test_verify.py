@@ -89,6 +89,41 @@ def test_an_output_that_agrees_to_the_last_bit_does_not_hide_a_difference_inside
     assert not verify(*pair, tolerance=1e-6, seed=0, inner={"c2": None}).passed
 
 
+def scores(*, least: float, weight: np.ndarray) -> onnx.ModelProto:
+    """Return a map of scores that are all below 1e-6, as a detector's are on noise, though what goes into them goes up to 1000."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 13]>
+    detector (float[1,8,6,6] image) => (float[1,6,6,4] scores) {
+        mapped = Conv(image, weight)
+        positive = Relu(mapped)
+        far = Mul(positive, slope)
+        logits = Sub(far, least)
+        map = Sigmoid(logits)
+        scores = Transpose<perm=[0, 2, 3, 1]>(map)
+    }""")
+    values = {"weight": weight, "slope": np.array(-500.0), "least": np.array(least)}
+    tensors = (onnx.numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in values.items())
+    model.graph.initializer.extend(tensors)
+    return model
+
+
+def test_scores_that_collapse_are_compared_before_they_do() -> None:
+    weight = np.random.default_rng(0).standard_normal((4, 8, 1, 1))
+    # 1e-2 off at most 1,000 or so is rounding; of a Sigmoid of -14 it is a hundredth.
+    model, rounded = scores(least=14.0, weight=weight), scores(least=13.99, weight=weight)
+    found = verify(model, rounded, tolerance=1e-4, seed=0)
+    assert found.passed
+    assert 0 < found.max_rel_error < 1e-4
+    for wrong in (weight[:, ::-1], weight[[1, 0, 2, 3]], weight * 1.001):
+        assert not verify(model, scores(least=14.0, weight=wrong), tolerance=1e-4, seed=0).passed
+
+
+def test_scores_of_other_nodes_behind_the_same_numbers_are_other_scores() -> None:
+    weight = np.random.default_rng(0).standard_normal((4, 8, 1, 1))
+    other = scores(least=14.0, weight=weight)
+    other.graph.node[-1].attribute[0].ints[:] = [0, 3, 2, 1]
+    assert not verify(scores(least=14.0, weight=weight), other, tolerance=1e-4, seed=0).passed
+
+
 def test_dynamic_axes_get_a_size_that_the_model_runs_on() -> None:
     model = conv_net(size="S")
     assert verify(model, conv_net(size="S"), tolerance=1e-6, seed=0).passed
