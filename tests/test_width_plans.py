@@ -12,9 +12,10 @@ from tiny import gconv, get_tensor, save, set_tensor
 from widths import graph, plan_of
 
 import onnx_gconv
-from onnx_gconv.errors import ModelError, PlanError
+from onnx_gconv.errors import BudgetError, ModelError, PlanError
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.pipeline.result import footprints
 from onnx_gconv.plans import Plan, PlannedLayer, PlannedSpace, read_plan
 from onnx_gconv.rewrite.group import placement_of
 from onnx_gconv.rewrite.match import match
@@ -210,3 +211,25 @@ def test_training_holds_the_masks_of_all_forms(model: onnx.ModelProto) -> None:
     tuned = save_back(module, model)
     assert not np.array_equal(get_tensor(tuned, "w_8_4_1_1"), get_tensor(model, "w_8_4_1_1"))
     assert onnx_gconv.apply(tuned, plan).dropped == 0.0
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_a_space_that_a_concat_has_twice_counts_twice(share: float) -> None:
+    # As in a detector: the stream goes into the Concat before and after the branch that is added to it.
+    body = (
+        "a = Conv (x, w_16_4_1_1, b_16) s = Relu (a) i = Conv (s, w_16_16_1_1) r = Relu (i) e = Conv (r, w_16_16_1_1_b) "
+        "t = Add (s, e) c = Concat <axis = 1> (s, t) f = Conv (c, w_16_32_1_1) g = Relu (f) y = Conv (g, w_3_16_1_1)"
+    )
+    samples = np.random.default_rng(0).standard_normal((40, 4, 6, 6)).astype(np.float32)
+    result = onnx_gconv.compress(graph(body), max_macs=share, calib=samples, width_step=1)
+    assert result.after.macs is not None
+    assert result.before.macs is not None
+    assert 0.9 * share < result.after.macs / result.before.macs <= share
+    assert result.budget_met
+
+
+def test_a_result_over_its_budget_is_refused(model: onnx.ModelProto) -> None:
+    result = onnx_gconv.compress(model, groups=2)
+    assert footprints(result.original, result.rewritten, result.plan) == (result.before, result.after)
+    with pytest.raises(BudgetError, match="over the budget; nothing was written"):
+        footprints(result.original, result.rewritten, replace(result.plan, budget={"max_macs": 1}))

@@ -90,10 +90,8 @@ class Result:
     @property
     def budget_met(self) -> bool:
         """Whether the model keeps every limit of its budget; only `force` writes one that does not keep its time."""
-        limits = dict(self.plan.budget)
-        is_in_time = limits.pop("max_latency_ms", None) is None or self.clocked.is_in_time
-        counted = Budget(**{name: int(value) for name, value in limits.items()})
-        return is_in_time and counted.allows(self.after.params, self.after.macs)
+        is_in_time = "max_latency_ms" not in self.plan.budget or self.clocked.is_in_time
+        return is_in_time and _counted(self.plan).allows(self.after.params, self.after.macs)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -168,8 +166,13 @@ class Result:
         }
 
 
+def _counted(plan: Plan) -> Budget:
+    """Return the limits of what is counted: all but those of time."""
+    return Budget(**{name: int(value) for name, value in plan.budget.items() if name != "max_latency_ms"})
+
+
 def footprints(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Footprint, Footprint]:
-    """Return what the models take before and after; refuse a result that counts more than the plan promised.
+    """Return what the models take before and after; refuse a result that counts more than the plan promised, or the budget allows.
 
     It may count a little less: a bias of equal numbers that several Convs share is not written anew for each.
     """
@@ -179,6 +182,12 @@ def footprints(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Fo
         raise BudgetError(
             f"the model that was made has {after.params:,} parameters and {after.macs or 0:,} MACs, but {plan.after.params:,} and "
             f"{plan.after.macs or 0:,} were planned; nothing was written.",
+            hint="this is a bug of onnx-gconv: please report it with the model",
+        )
+    if not _counted(plan).allows(after.params, after.macs):
+        raise BudgetError(
+            f"the model that was made has {after.params:,} parameters and {after.macs or 0:,} MACs, which is over the budget; "
+            "nothing was written.",
             hint="this is a bug of onnx-gconv: please report it with the model",
         )
     return (
