@@ -171,8 +171,8 @@ def _add_forms(parser: argparse.ArgumentParser) -> None:
         metavar="FORMS",
         help="with commas: group, a Conv that is split into groups (the paper's method); width, a channel space that keeps only "
         "some of its channels, so that every Conv that writes or reads it shrinks; drop, a residual branch that becomes its mean; "
-        "or all. width and drop need --calib (default: width,drop with --calib, which measures best; group without, and where "
-        "a flag asks for what only groups have)",
+        "lowrank, a Conv that becomes two with few channels between them (not by time); or all. All but group need --calib "
+        "(default: width,drop with --calib, which measures best; group without, and where a flag asks for what only groups have)",
     )
     forms.add_argument(
         "--width-step",

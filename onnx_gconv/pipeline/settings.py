@@ -26,7 +26,7 @@ CostName = Literal["log", "share", "sensitivity", "trial"]
 TrainGraph = Literal["auto", "compact", "masked"]
 TargetWish = Literal["auto", "generic", "ort-cpu", "tensorrt"]
 GathersName = Literal["free", "shared", "none"]
-FormName = Literal["group", "width", "drop"]
+FormName = Literal["group", "width", "drop", "lowrank"]
 FormsLike = str | Sequence[str]  # "width,drop", or one name after the other, or "all"
 PathLike = str | os.PathLike[str]
 

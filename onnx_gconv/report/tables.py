@@ -79,6 +79,12 @@ def print_plan(plan: Plan, bounds: Mapping[str, float], labels: Mapping[str, str
         for branch in plan.dropped:
             table.add_row(labels.get(branch.name, branch.name))
         _console().print(table)
+    if plan.low_rank:
+        table = Table("Conv", "rank", title="Low rank")
+        table.columns[1].justify = "right"
+        for each in plan.low_rank:
+            table.add_row(labels.get(each.name, each.name), str(each.rank))
+        _console().print(table)
     if plan.layers or not any(plan.changes):
         _print_groups(plan, bounds)
 

@@ -1,4 +1,4 @@
-"""The menu: for each channel space what its widths cost, for each product of two sides what its numbers of groups cost."""
+"""The menu: for each channel space what its widths cost, for each product of two sides what its groups and ranks cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,10 +47,14 @@ class Side:
 
 @dataclass(frozen=True)
 class GroupCount:
-    """One number of groups for one product, and what it costs."""
+    """One number of groups for one product, or a rank, and what it costs.
+
+    With a rank the product is two: all inputs to so many channels, and from these, place by place, to all outputs.
+    """
 
     groups: int
     cost: float
+    rank: int = 0  # 0: it is one
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,14 @@ class Product:
     macs: int
     options: tuple[GroupCount, ...] = (GroupCount(1, 0.0),)  # ascending; the first is how it is now, above 1 with fixed sides only
     clock: Clock | None = None  # none where nothing is known of its time, which then counts among what is fixed
+    places: int = 0  # of its outputs: the MACs of a 1x1 kernel for each pair of channels, which a rank has behind it
 
-    def amounts(self, ins: int, outs: int, groups: int) -> Totals:
-        """Return the parameters, MACs and nanoseconds with so many channels and groups."""
+    def amounts(self, ins: int, outs: int, groups: int, rank: int = 0) -> Totals:
+        """Return the parameters, MACs and nanoseconds with so many channels and groups, or with a rank."""
+        if rank:
+            # No time is known of a rank: it has none to save.
+            behind = rank * outs
+            return self.params * ins * rank + behind, self.macs * ins * rank + self.places * behind, self.latency_ns(ins, outs, 1)
         return self.params * ins * outs // groups, self.macs * ins * outs // groups, self.latency_ns(ins, outs, groups)
 
     def latency_ns(self, ins: int, outs: int, groups: int) -> int:
@@ -103,7 +112,7 @@ class Menu:
         params, macs, latency_ns = self.fixed_params, self.fixed_macs, self.fixed_latency_ns
         for product, index in zip(self.products, groups, strict=True):
             sides = self.channels(product.ins, widths), self.channels(product.outs, widths)
-            more = product.amounts(*sides, product.options[index].groups)
+            more = product.amounts(*sides, product.options[index].groups, product.options[index].rank)
             params, macs, latency_ns = params + more[0], macs + more[1], latency_ns + more[2]
         return params, macs, latency_ns
 
@@ -122,7 +131,9 @@ class Menu:
     def can_group(self, product: Product, index: int, widths: Sequence[int]) -> bool:
         """Return whether a product can take an option at these widths."""
         sides = (product.ins, self.channels(product.ins, widths)), (product.outs, self.channels(product.outs, widths))
-        groups = product.options[index].groups
+        groups, rank = product.options[index].groups, product.options[index].rank
+        if rank:
+            return sides[0][1] > 0 and sides[1][1] > rank
         return index == 0 or all(
             channels > 0 and channels % groups == 0 and not (side.is_mixed and channels < self.full(side))
             for side, channels in sides
