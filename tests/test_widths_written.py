@@ -29,6 +29,8 @@ ODDS = {
     "branches": Odds(drop=0.7),
     "widths and groups": Odds(narrow=0.6, group=0.6),
     "everything": Odds(narrow=0.6, drop=0.3, group=0.6),
+    "low rank": Odds(rank=0.7),
+    "low rank and everything": Odds(narrow=0.5, drop=0.2, group=0.3, rank=0.6),
 }
 
 
@@ -38,8 +40,8 @@ def example(seed: int, odds: Odds) -> tuple[Subject, Plan, Done]:
     return it, plan, done(it, plan)
 
 
-def check(seed: int, odds: Odds) -> tuple[int, int, int]:
-    """Check one graph, and return how many spaces, branches and layers its plan changes."""
+def check(seed: int, odds: Odds) -> tuple[int, int, int, int]:
+    """Check one graph, and return how many spaces, branches and layers its plan changes, and to how many it gives a low rank."""
     it, plan, made = example(seed, odds)
     model, written = it.model, made.written
     onnx.checker.check_model(written, full_check=True)
@@ -57,18 +59,20 @@ def check(seed: int, odds: Odds) -> tuple[int, int, int]:
     assert list(written.graph.output) == list(model.graph.output)
     assert written.metadata_props == model.metadata_props
     labels = {node.name for node in written.graph.node if "gather" not in node.name}
-    assert labels <= {node.name for node in model.graph.node}
+    seconds = {f"{node.name}_second" for node in model.graph.node if node.output[0] in made.matched.ranks}
+    assert labels <= {node.name for node in model.graph.node} | seconds
+    assert seconds <= labels
     assert dropped_share(made.masked, made.matched) == 0.0
-    return len(plan.spaces), len(plan.dropped), len(plan.layers)
+    return len(plan.spaces), len(plan.dropped), len(plan.layers), len(plan.low_rank)
 
 
 @pytest.mark.parametrize("kind", ODDS)
 def test_masked_and_written_are_the_same_function(kind: str) -> None:
-    """100 of 500 graphs; each kind of plan on 25."""
+    """150 of 500 graphs; each kind of plan on 25."""
     start = 25 * list(ODDS).index(kind)
     changed = np.sum([check(seed, ODDS[kind]) for seed in range(start, start + 25)], axis=0)
     odds = ODDS[kind]
-    assert all(count > 8 for count, chance in zip(changed, (odds.narrow, odds.drop, odds.group), strict=True) if chance)
+    assert all(count > 8 for count, chance in zip(changed, (odds.narrow, odds.drop, odds.group, odds.rank), strict=True) if chance)
 
 
 @pytest.mark.slow
@@ -123,6 +127,23 @@ def test_a_slice_left_out_is_caught() -> None:
             assert is_caught(made, wrong), (seed, tie)
             kinds.add((next(node.op_type for node in it.model.graph.node if node.output[0] == tie.node), tie.slot))
     assert {("BatchNormalization", slot) for slot in (1, 2, 3, 4)} | {("Conv", 1), ("Conv", 2), ("Gemm", 1), ("MatMul", 1)} <= kinds
+
+
+def test_a_wrong_factor_is_caught() -> None:
+    tried = 0
+    for seed in range(25):
+        it, plan, made = example(seed, ODDS["low rank"])
+        for each in plan.low_rank:
+            second = next(node for node in made.written.graph.node if node.output[0] == each.name)
+            first = next(node for node in made.written.graph.node if node.output[0] == second.input[0])
+            for name in (first.input[1], second.input[1]):
+                wrong = onnx.ModelProto.FromString(made.written.SerializeToString())
+                value = get_tensor(wrong, name).copy()
+                value[np.unravel_index(np.abs(value).argmax(), value.shape)] *= 1.1
+                set_tensor(wrong, name, value)
+                tried += 1
+                assert is_caught(made, wrong), (seed, each, it.shapes[each.name])
+    assert tried > 40
 
 
 def test_a_number_left_out_is_caught() -> None:

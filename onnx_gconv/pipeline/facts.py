@@ -41,7 +41,7 @@ def measure(original: Original, settings: Settings, samples: Calibration | None,
     if settings.timing is None and settings.max_latency is None:
         return Facts(target, importances, block=block_here(threads=settings.threads) if target == "ort-cpu" else None)
     if settings.timing is None:
-        timed = sweep_here(original, listener, threads=settings.threads)
+        timed = sweep_here(original, listener, threads=settings.threads, has_ranks="lowrank" in settings.form_names)
     else:
         timed = read_times(original, as_path(settings.timing))
     runs_on = settings.target or target_of(timed.latencies.runner)

@@ -12,7 +12,7 @@ from onnx_gconv.model.count import LEARNED_INPUTS, MULTIPLYING
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.spaces import Spaces, Tie
 from onnx_gconv.model.widths import Branch, Space
-from onnx_gconv.search.latency import LayerTimes
+from onnx_gconv.search.latency import LayerTimes, behind
 from onnx_gconv.search.menu import Clock, GroupCount, Menu, Product, Side, SpaceRow, Width
 from onnx_gconv.search.target import is_aligned
 
@@ -54,6 +54,17 @@ class Watch:
 
         return nanoseconds
 
+    def rank_clock(self, name: str) -> Clock | None:
+        """Return the time of the two Convs that one becomes, by its channels and its rank; None where there is none of it."""
+        if not self.times.covers_ranks(name):
+            return None
+
+        @functools.cache
+        def nanoseconds(ins: int, outs: int, rank: int) -> int:
+            return self.times.layer_ns(name, ins, rank, 1) + self.times.layer_ns(behind(name), rank, outs, 1)
+
+        return nanoseconds
+
 
 def widths_of(space: Space, step: int, *, is_narrowed: bool, is_dropped: bool) -> tuple[int, ...]:
     """Return the widths that a space may have, all its channels first."""
@@ -63,12 +74,7 @@ def widths_of(space: Space, step: int, *, is_narrowed: bool, is_dropped: bool) -
 
 def ranks_of(layer: Layer, step: int) -> tuple[int, ...]:
     """Return the ranks that a layer may have, descending: those with which two Convs take less than one."""
-    if layer.groups > 1:
-        return ()
-    patch = layer.in_channels * math.prod(layer.kernel)
-    dense, each = patch * layer.out_channels, patch + layer.out_channels
-    worth = [rank for rank in range(step, layer.out_channels, step) if rank * each < dense]
-    return tuple(reversed(worth))
+    return () if layer.groups > 1 else tuple(reversed(range(step, layer.break_even_rank, step)))
 
 
 def menu_of(model: onnx.ModelProto, network: Network, spaces: Spaces, offer: Offer, watch: Watch | None = None) -> Menu:
@@ -128,10 +134,11 @@ class _Counting:
         options = tuple(GroupCount(number, 0.0) for number in groups) or (GroupCount(1, 0.0),)
         options += tuple(GroupCount(1, 0.0, rank) for rank in ranks)
         names = (name,) if groups or ranks else ()
-        clock = None
+        clock, rank_clock = None, None
         if self._watch is not None and slot == 1 and node.op_type == "Conv":
             clock = self._watch.clock(name, existing=options[0].groups, is_depthwise=len(sides) == 1)
-        return Product(names, ins, outs, numbers // pairs, macs // pairs, options, clock, places)
+            rank_clock = self._watch.rank_clock(name) if ranks else None
+        return Product(names, ins, outs, numbers // pairs, macs // pairs, options, clock, places, rank_clock)
 
     def _full(self, side: Side) -> int:
         return side.fixed + sum(self._offer.spaces[number].channels for number in side.spaces)

@@ -48,11 +48,13 @@ def target_of(runner: str) -> TargetName:
     return "ort-cpu" if runner == "ort-cpu" else "tensorrt"
 
 
-def run_sweep(original: Original, call: RunnerCall, host: Host, path: Path, listener: Listener) -> TimeTable:
+def run_sweep(
+    original: Original, call: RunnerCall, host: Host, path: Path, listener: Listener, *, has_ranks: bool = False
+) -> TimeTable:
     """Return the table of the model's Convs on the host, each entry written to the file as soon as it is measured."""
     whole, network = original.model, original.network
     device = _gauge(call, host, original)
-    table = sweep(whole, network, path, device=device, progress=listener.phase("timing layers"))
+    table = sweep(whole, network, path, device=device, progress=listener.phase("timing layers"), has_ranks=has_ranks)
     errors = interpolation_errors(table, whole, network)
     if errors:
         listener.detail(
@@ -92,11 +94,14 @@ def read_times(original: Original, path: Path) -> Timed:
     return _timed(original, read_table(path), path)
 
 
-def sweep_here(original: Original, listener: Listener, *, threads: int = 1, precision: Precision = "fp32") -> Timed:
+def sweep_here(
+    original: Original, listener: Listener, *, threads: int = 1, precision: Precision = "fp32", has_ranks: bool = False
+) -> Timed:
     """Return the times of the model's Convs on this CPU: those of an earlier run, and the others measured now."""
     with _kept_times(precision, threads) as path:
         call = RunnerCall("ort-cpu", (), precision=precision, typed=precision != "fp32", threads=threads)
-        return _timed(original, run_sweep(original, call, ThisMachine(TIMEOUT_SECONDS), path, listener), path)
+        table = run_sweep(original, call, ThisMachine(TIMEOUT_SECONDS), path, listener, has_ranks=has_ranks)
+        return _timed(original, table, path)
 
 
 def block_here(*, threads: int = 1) -> int:

@@ -93,7 +93,10 @@ def fit_layers(
     chosen = _open_spaces(dense, matched) if options.is_choosing else {}
     everything = {each.space.name: np.arange(each.space.channels) for each in chosen.values()}
     open_matched = matched.rechosen(everything)
-    masked = mask(dense, replace(open_matched, ranks={}))  # a rank is brought in by the fit
+    fitted_names = {site.name for site in masked_sites(dense, open_matched)}
+    # A rank is brought in by the fit, which starts from all of the weight.
+    unfitted = {name: rank for name, rank in open_matched.ranks.items() if name not in fitted_names}
+    masked = mask(dense, replace(open_matched, ranks=unfitted))
     sites = masked_sites(masked, open_matched)
     fitted = fit_sites(dense, masked, sites, feeds, chosen=chosen, options=options, progress=progress)
     return FittedModel(fitted.model, matched.rechosen(fitted.keeps), fitted.layers)

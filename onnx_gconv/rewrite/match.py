@@ -218,7 +218,7 @@ def _match_rank(layers: Mapping[str, Layer], constants: Constants, narrowing: _N
     """Return the rank of a planned Conv, which must be there, dense, with a weight of its own and of more than this rank."""
     name, layer = planned.name, layers.get(planned.name)
     if layer is None:
-        raise PlanError(f"the plan gives {name!r} a low rank, but no Conv of this model goes by that name.", hint=HINT)
+        raise PlanError(f"the plan gives {name!r} a low rank, but no layer of this model goes by that name.", hint=HINT)
     gone = [branch.name for branch in narrowing.dropped if name in branch.nodes]
     reasons = {
         "it is grouped as well": layer.groups > 1 or any(each.name == name for each in plan.layers),

@@ -69,17 +69,19 @@ class Product:
     options: tuple[GroupCount, ...] = (GroupCount(1, 0.0),)  # ascending; the first is how it is now, above 1 with fixed sides only
     clock: Clock | None = None  # none where nothing is known of its time, which then counts among what is fixed
     places: int = 0  # of its outputs: the MACs of a 1x1 kernel for each pair of channels, which a rank has behind it
+    rank_clock: Clock | None = None  # whole nanoseconds, by the channels of both sides and the rank
 
     def amounts(self, ins: int, outs: int, groups: int, rank: int = 0) -> Totals:
         """Return the parameters, MACs and nanoseconds with so many channels and groups, or with a rank."""
         if rank:
-            # No time is known of a rank: it has none to save.
-            behind = rank * outs
-            return self.params * ins * rank + behind, self.macs * ins * rank + self.places * behind, self.latency_ns(ins, outs, 1)
+            params, macs = self.params * ins * rank + rank * outs, self.macs * ins * rank + self.places * rank * outs
+            return params, macs, self.latency_ns(ins, outs, groups, rank)
         return self.params * ins * outs // groups, self.macs * ins * outs // groups, self.latency_ns(ins, outs, groups)
 
-    def latency_ns(self, ins: int, outs: int, groups: int) -> int:
-        """Return the time with so many channels and groups: as measured, so fewer channels may be slower."""
+    def latency_ns(self, ins: int, outs: int, groups: int, rank: int = 0) -> int:
+        """Return the time with so many channels and groups, or a rank: as measured, so fewer channels may be slower."""
+        if rank and self.rank_clock is not None:
+            return self.rank_clock(ins, outs, rank)
         return self.clock(ins, outs, groups) if self.clock is not None and ins and outs else 0
 
 

@@ -220,7 +220,9 @@ class _Building:
             for cell in zip(*np.nonzero(legal[:, :, place]), strict=True):
                 amounts[*cell, place] = product.amounts(int(here[0][cell[0]]), int(here[1][cell[1]]), 1, int(ranks[place]))
         for cell in zip(*np.nonzero(legal), strict=True) if product.clock is not None else ():
-            amounts[*cell, 2] = product.latency_ns(int(here[0][cell[0]]), int(here[1][cell[1]]), int(groups[cell[2]]))
+            amounts[*cell, 2] = product.latency_ns(
+                int(here[0][cell[0]]), int(here[1][cell[1]]), int(groups[cell[2]]), int(ranks[cell[2]])
+            )
         return costs, amounts
 
 
