@@ -64,8 +64,10 @@ def test_the_forms_are_those_that_are_asked_for_or_the_best_by_default(flags: st
     assert not plan["layers"] or "group" in forms
     assert not plan["spaces"] or "width" in forms
     assert not plan["dropped"] or "drop" in forms
+    assert not plan["low_rank"] or "lowrank" in forms
+    assert plan["spaces"] or plan["dropped"] or plan["layers"] or plan["low_rank"]
     if "--width-step" in flags:
-        assert {len(space["keep"]) % 3 for space in plan["spaces"]} == {0}
+        assert {len(space["keep"]) % 3 for space in plan["spaces"]} <= {0}
 
 
 @pytest.mark.parametrize("command", ["plan", "compress", "explore"])
