@@ -96,8 +96,14 @@ UNFIT: dict[str, tuple[dict[str, list[object]], str]] = {
         {"low_rank": [{**RANK, "name": "u"}], "layers": [LAYER]},
         "'u' a low rank, but it is grouped as well",
     ),
-    "a rank that is not low": ({"low_rank": [{**RANK, "rank": 6}]}, "a rank of 6, but with 6 output channels only a smaller one"),
-    "a rank that is not low any more": ({"low_rank": [RANK], "spaces": [SPACE]}, "output channels only a smaller one"),
+    "a rank that is not low": (
+        {"low_rank": [{**RANK, "rank": 6}]},
+        "a rank of 6, but with 8 input and 6 output channels only a smaller one",
+    ),
+    "a rank that is not low any more": (
+        {"low_rank": [RANK], "spaces": [SPACE]},
+        "with 8 input and 3 output channels only a smaller one",
+    ),
     "a low rank in a dropped branch": ({"low_rank": [RANK], "dropped": [{"name": "e1"}]}, "and with it that"),
     "a space that is not there": ({"spaces": [{**SPACE, "name": "nobody"}]}, "space 'nobody' is not in this model"),
     "by another tensor": ({"spaces": [{**SPACE, "name": "r1"}]}, "space 'r1' goes by another name in this model: 'i1'"),

@@ -30,7 +30,7 @@ ODDS = {
     "widths and groups": Odds(narrow=0.6, group=0.6),
     "everything": Odds(narrow=0.6, drop=0.3, group=0.6),
     "low rank": Odds(rank=0.7),
-    "low rank and everything": Odds(narrow=0.5, drop=0.2, group=0.3, rank=0.6),
+    "low rank and everything": Odds(narrow=0.5, drop=0.6, group=0.4, rank=0.7),
 }
 
 
@@ -130,20 +130,24 @@ def test_a_slice_left_out_is_caught() -> None:
 
 
 def test_a_wrong_factor_is_caught() -> None:
-    tried = 0
+    rng = np.random.default_rng(0)
+    tried = missed = 0
     for seed in range(25):
-        it, plan, made = example(seed, ODDS["low rank"])
+        _, plan, made = example(seed, ODDS["low rank"])
+        right = made.verified(tolerance=TOLERANCE).max_abs_error
         for each in plan.low_rank:
             second = next(node for node in made.written.graph.node if node.output[0] == each.name)
             first = next(node for node in made.written.graph.node if node.output[0] == second.input[0])
             for name in (first.input[1], second.input[1]):
                 wrong = onnx.ModelProto.FromString(made.written.SerializeToString())
-                value = get_tensor(wrong, name).copy()
-                value[np.unravel_index(np.abs(value).argmax(), value.shape)] *= 1.1
-                set_tensor(wrong, name, value)
+                value = get_tensor(wrong, name)
+                set_tensor(wrong, name, value + 0.1 * np.abs(value).max() * rng.standard_normal(value.shape))
                 tried += 1
-                assert is_caught(made, wrong), (seed, each, it.shapes[each.name])
-    assert tried > 40
+                if not is_caught(made, wrong):  # a Slice may leave nothing of it
+                    missed += 1
+                    assert made.verified(tolerance=TOLERANCE, written=wrong).max_abs_error == right, (seed, each)
+    assert tried > 100
+    assert missed <= 4
 
 
 def test_a_number_left_out_is_caught() -> None:

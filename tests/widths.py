@@ -116,8 +116,10 @@ def random_plan(it: Subject, rng: np.random.Generator, odds: Odds) -> Plan:
     for layer in find_convs(it.model, it.constants, {})[0] if odds.rank else ():
         is_dense = layer.groups == 1 and it.constants.readers(layer.weight) == {(layer.name, 1)}
         if is_dense and layer.name not in {*gone, *grouped} and rng.random() < odds.rank:
-            outs = len(kept_places(it.spaces, layer.name, keeps)) if layer.name in it.spaces.axes else layer.out_channels
-            ranks += [LowRank(layer.name, int(rng.integers(1, outs)))] if outs > 1 else []
+            sides = [(sources[layer.name], layer.in_channels), (layer.name, layer.out_channels)]
+            ins, outs = (len(kept_places(it.spaces, name, keeps)) if name in it.spaces.axes else n for name, n in sides)
+            most = min(ins * math.prod(layer.kernel), outs)
+            ranks += [LowRank(layer.name, int(rng.integers(1, most)))] if most > 1 else []
     return plan_of(tuple(layers), tuple(spaces), tuple(branch.name for branch in dropped), tuple(ranks))
 
 

@@ -167,6 +167,7 @@ def _families(forms: Forms, guide: Guide, groupings: Groupings, settings: Settin
     """Return the costs to try: the errors of elimination; where groups are beside the widths, also both as measured at the outputs.
 
     What a layer's groups cost alone says too little of what many grouped layers cost together, so they are tried dearer as well.
+    Ranks are not measured at the outputs: they are on the menu by errors only.
     """
     curves: Costs = {
         Narrowed(space.name, width): forms.eliminations[space.name].error(width)

@@ -1,5 +1,6 @@
 """A plan matched with a model: names and shapes agree; weights may differ, a fine-tuned model matches too."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -228,10 +229,14 @@ def _match_rank(layers: Mapping[str, Layer], constants: Constants, narrowing: _N
     for reason, is_so in reasons.items():
         if is_so:
             raise PlanError(f"the plan gives {name!r} a low rank, but {reason}.", hint="remove its line from 'low_rank'")
-    outs = len(narrowing.outputs.get(name, np.arange(layer.out_channels)))
-    if planned.rank >= outs:
+    ins, outs = (
+        len(side.get(name, np.arange(size)))
+        for side, size in ((narrowing.inputs, layer.in_channels), (narrowing.outputs, layer.out_channels))
+    )
+    if planned.rank >= min(ins * math.prod(layer.kernel), outs):
         raise PlanError(
-            f"the plan gives {name!r} a rank of {planned.rank}, but with {outs} output channels only a smaller one is low.",
+            f"the plan gives {name!r} a rank of {planned.rank}, but with {ins} input and {outs} output channels only a smaller "
+            "one is low.",
             hint="remove its line from 'low_rank', or lower its rank",
         )
     return planned.rank

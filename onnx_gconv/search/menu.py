@@ -134,8 +134,8 @@ class Menu:
         """Return whether a product can take an option at these widths."""
         sides = (product.ins, self.channels(product.ins, widths)), (product.outs, self.channels(product.outs, widths))
         groups, rank = product.options[index].groups, product.options[index].rank
-        if rank:
-            return sides[0][1] > 0 and sides[1][1] > rank
+        if rank:  # no matrix has more than it has rows, or columns
+            return rank < min(product.params * sides[0][1], sides[1][1])
         return index == 0 or all(
             channels > 0 and channels % groups == 0 and not (side.is_mixed and channels < self.full(side))
             for side, channels in sides

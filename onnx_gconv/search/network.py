@@ -212,7 +212,7 @@ class _Building:
             whole = channels == self.menu.full(side)
             legal &= (channels > 0) & (channels % groups == 0) & (whole if side.is_mixed else True)
         ranks = np.array([option.rank for option in product.options], np.int64)
-        legal = np.where(ranks > 0, (ins > 0) & (outs > ranks), legal)
+        legal = np.where(ranks > 0, ranks < np.minimum(product.params * ins, outs), legal)
         legal[:, :, 0] = True
         costs = np.where(legal, np.array([option.cost for option in product.options]), np.inf)
         amounts = (ins * outs)[..., None] * np.array([product.params, product.macs, 0], np.int64) // groups[:, None]
