@@ -47,6 +47,15 @@ class DroppedBranch:
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """One Conv that becomes two: its own kernel to `rank` channels, then 1x1 to all its outputs."""
+
+    name: str
+    rank: int
+    groups: int = 1  # of the first
+
+
+@dataclass(frozen=True)
 class SkippedConv:
     """One Conv that is left as it is, and why."""
 
@@ -54,7 +63,7 @@ class SkippedConv:
     reason: str
 
 
-Row = PlannedLayer | PlannedSpace | DroppedBranch | SkippedConv
+Row = PlannedLayer | PlannedSpace | LowRank | DroppedBranch | SkippedConv
 
 
 @dataclass(frozen=True)
@@ -83,11 +92,12 @@ class Plan:
     forms: tuple[str, ...] = ("group",)  # that the search chose from
     spaces: tuple[PlannedSpace, ...] = ()
     dropped: tuple[DroppedBranch, ...] = ()
+    low_rank: tuple[LowRank, ...] = ()
 
     @property
     def changes(self) -> tuple[object, ...]:
         """What is done to the model: two plans with the same changes make the same model."""
-        return self.layers, self.spaces, self.dropped
+        return self.layers, self.spaces, self.dropped, self.low_rank
 
     def keeping(self, keeps: Mapping[str, tuple[int, ...]]) -> "Plan":
         """Return the plan with other channels kept, as many of each space, by its name."""
@@ -112,6 +122,7 @@ class Plan:
         rows: dict[str, Sequence[Row]] = {
             "layers": self.layers,
             "spaces": self.spaces,
+            "low_rank": self.low_rank,
             "dropped": self.dropped,
             "skipped": self.skipped,
         }
@@ -149,8 +160,6 @@ def from_json(data: object, path: str) -> Plan:
         raise PlanError(f"{path}: format {top.integer('format')} is not known.", hint=known)
     if "source_sha256" not in top.names() and "verify" in top.names():
         raise PlanError(f"{path} is a report, not a plan.", hint="the plan is the .plan.json beside it")
-    if "low_rank" in top.names() and top.items("low_rank"):
-        raise PlanError(f"{path}: low rank is not known to this version.", hint="remove the lines of 'low_rank'")
     budget, has_forms = top.inner("budget"), top.integer("format") != GROUPS_ONLY
     spaces = tuple(_space(fields) for fields in top.rows("spaces")) if has_forms else ()
     plan = Plan(
@@ -168,8 +177,10 @@ def from_json(data: object, path: str) -> Plan:
         forms=top.strings("forms") if has_forms else ("group",),
         spaces=spaces,
         dropped=tuple(DroppedBranch(fields.string("name")) for fields in top.rows("dropped")) if has_forms else (),
+        low_rank=tuple(_low_rank(fields) for fields in top.rows("low_rank")) if has_forms and "low_rank" in top.names() else (),
     )
-    for kind, items in (("layer", plan.layers), ("space", plan.spaces), ("dropped branch", plan.dropped)):
+    kinds = (("layer", plan.layers), ("space", plan.spaces), ("dropped branch", plan.dropped), ("low rank", plan.low_rank))
+    for kind, items in kinds:
         names = [item.name for item in items]
         for name in names:
             if names.count(name) > 1:
@@ -214,6 +225,16 @@ def _space(fields: Fields) -> PlannedSpace:
             "re-run `onnx-gconv plan` or correct the field; a branch without channels belongs to 'dropped'",
         )
     return PlannedSpace(fields.string("name"), channels, keep)
+
+
+def _low_rank(fields: Fields) -> LowRank:
+    fields = fields.named(fields.string("name"))
+    rank, groups = fields.integer("rank"), fields.integer("groups")
+    if rank < 1:
+        raise fields.wrong(f"a rank of {rank} leaves nothing", "give at least 1")
+    if groups != 1:
+        raise fields.wrong(f"a low rank with {groups} groups is not known to this version", "set 'groups' to 1")
+    return LowRank(fields.string("name"), rank, groups)
 
 
 def _order(fields: Fields, field: str, channels_field: str, *, some_go: bool) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ PARAMS = (8 * 3 * 9 + 8) + (8 * 8 * 9 + 8) + (8 * 8 + 8) + (8 * 4 + 4)
 
 PLAN_KEYS = {
     *("format", "source_sha256", "criterion", "solver", "search", "seed", "budget"),
-    *("gathers", "before", "after", "layers", "skipped", "forms", "spaces", "dropped"),
+    *("gathers", "before", "after", "layers", "skipped", "forms", "spaces", "dropped", "low_rank"),
 }
 PLAN_LAYER_KEYS = {"name", "label", "out_channels", "in_channels", "groups", "kept", "in_order", "out_order"}
 REPORT_KEYS = {
@@ -37,7 +37,7 @@ REPORT_KEYS = {
     # Beyond the design (docs/contracts.md): how good the search is, accuracy, and what the times of the layers promise.
     *("search", "evaluation", "predicted_latency"),
     # Forms beside groups, and the result in fewer bits.
-    *("forms", "spaces", "dropped", "changed", "quantised"),
+    *("forms", "spaces", "dropped", "low_rank", "changed", "quantised"),
 }
 COST_KEYS = {"params", "macs", "flops", "bytes", "nodes"}
 REPORT_LAYER_KEYS = {"name", "label", "groups", "kept", "macs_before", "macs_after"}

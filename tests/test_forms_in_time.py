@@ -16,7 +16,7 @@ from onnx_gconv.pipeline import compressing, in_time, settings
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.gathers import GatherTimes
 from onnx_gconv.pipeline.settings import CompressWishes, settings_of
-from onnx_gconv.search.latency import LayerTimes
+from onnx_gconv.search.latency import LayerTimes, behind
 
 CONV_NS = 100_000  # of every Conv, beside its weights
 BLOCK = """
@@ -64,6 +64,7 @@ def toy_times(model: onnx.ModelProto, *, host: str | None = None, leave_out: str
     dims = {tensor.name: tensor.dims for tensor in model.graph.initializer}
     convs = [node for node in model.graph.node if node.op_type == "Conv" and node.output[0] != leave_out]
     layers = {node.output[0]: ToyTime(int(np.prod(dims[node.input[1]][2:]))) for node in convs}
+    layers |= {behind(node.output[0]): ToyTime(1) for node in convs}
     return LayerTimes("ort-cpu", host, toy_ms(model), layers)
 
 
@@ -97,7 +98,7 @@ def ratio_of(path: Path, model: onnx.ModelProto) -> float:
     return toy_ms(onnx.load(str(path))) / toy_ms(model)
 
 
-@pytest.mark.parametrize("forms", [(), ("--forms", "width"), ("--forms", "all")], ids=["default", "width", "all"])
+@pytest.mark.parametrize("forms", [(), ("--forms", "width"), ("--forms", "all"), ("--forms", "width,lowrank")])
 @pytest.mark.parametrize("model", [conv_net(channels=16), block_net()], ids=["chain", "block"])
 def test_a_budget_of_time_is_kept_and_predicted(run: Run, tmp_path: Path, model: onnx.ModelProto, forms: tuple[str, ...]) -> None:
     code, err, report = run(model, "--max-latency", "70%", *forms)
@@ -109,7 +110,7 @@ def test_a_budget_of_time_is_kept_and_predicted(run: Run, tmp_path: Path, model:
     assert real == pytest.approx(predicted["ratio"], abs=1e-3)
     assert real <= 0.7
     plan = json.loads((tmp_path / "small.plan.json").read_text(encoding="utf-8"))
-    assert plan["spaces"] or plan["dropped"] or plan["layers"]
+    assert plan["spaces"] or plan["dropped"] or plan["layers"] or plan["low_rank"]
     assert plan["budget"] == {"max_latency_ms": pytest.approx(0.7 * toy_ms(model), abs=1e-6)}
     assert report["budget_met"] is True
 

@@ -118,8 +118,10 @@ def products(draw: st.DrawFn, spaces: int) -> Product:
     if counts[0] > 1 and (ins.spaces or outs.spaces or ins.fixed % 2 or outs.fixed % 2):
         counts = (1,)
     options = tuple(GroupCount(groups, draw(costs) if place else 0.0) for place, groups in enumerate(counts))
+    ranks = draw(some(st.integers(1, 5), 0, 2, unique=True)) if counts[0] == 1 else ()
+    options += tuple(GroupCount(1, draw(costs), rank) for rank in ranks)
     units = draw(st.sampled_from([1, 9, 25])), draw(st.sampled_from([0, 9, 7 * 49]))
-    return Product(("layer",), ins, outs, *units, options, draw(clocks))
+    return Product(("layer",), ins, outs, *units, options, draw(clocks), draw(st.sampled_from([0, 1, 49])), draw(clocks))
 
 
 @st.composite

@@ -27,6 +27,7 @@ ODDS = (
     Odds(drop=0.7, narrow=0.3),
     Odds(narrow=0.6, drop=0.3, group=0.6),
     Odds(narrow=0.9, share=0.3),
+    Odds(narrow=0.4, group=0.2, rank=0.7),
 )
 
 

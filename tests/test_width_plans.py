@@ -29,6 +29,7 @@ BODY = (
 )
 SPACE = {"name": "i1", "channels": 6, "keep": [0, 2, 5]}
 LAYER = vars(PlannedLayer("u", "u", 4, 8, 2, 0.5, (0, 1, 2, 3, 4, 5, 6, 7), (0, 1, 2, 3)))
+RANK = {"name": "i1", "rank": 3, "groups": 1}
 STREAM = {"name": "a", "channels": 8, "keep": [0, 1, 4, 7]}
 
 
@@ -65,7 +66,10 @@ MALFORMED: dict[str, tuple[dict[str, list[object]], tuple[str, ...]]] = {
     "one branch twice": ({"dropped": [{"name": "e1"}, {"name": "e1"}]}, ("dropped branch 'e1'", "twice")),
     "a branch without a name": ({"dropped": [{}]}, ("dropped[0]", "'name'")),
     "forms that are a number": ({"forms": [1]}, ("'forms'", "strings")),
-    "low rank": ({"low_rank": [{"name": "u"}]}, ("low rank",)),
+    "low rank without a rank": ({"low_rank": [{"name": "i1", "groups": 1}]}, ("low_rank[0] 'i1'", "'rank'")),
+    "no rank at all": ({"low_rank": [{"name": "i1", "rank": 0, "groups": 1}]}, ("low_rank[0] 'i1'", "rank of 0")),
+    "low rank with groups": ({"low_rank": [{"name": "i1", "rank": 2, "groups": 2}]}, ("low_rank[0] 'i1'", "2 groups")),
+    "one rank twice": ({"low_rank": [{"name": "i1", "rank": 2, "groups": 1}] * 2}, ("low rank 'i1'", "twice")),
     "an order of too few": ({"layers": [{**LAYER, "in_order": [0, 1]}]}, ("layers[0] 'u'", "'in_order'")),
     "groups that do not divide what stays": (
         {"layers": [{**LAYER, "in_order": [0, 1, 4]}], "spaces": [{**STREAM, "keep": [0, 1, 4]}]},
@@ -88,6 +92,20 @@ def test_a_malformed_plan_is_refused_with_file_and_place(case: str) -> None:
 
 
 UNFIT: dict[str, tuple[dict[str, list[object]], str]] = {
+    "a low rank that is not there": ({"low_rank": [{**RANK, "name": "nobody"}]}, "no layer of this model goes by that name"),
+    "a low rank of a Conv with groups": (
+        {"low_rank": [{**RANK, "name": "u"}], "layers": [LAYER]},
+        "'u' a low rank, but it is grouped as well",
+    ),
+    "a rank that is not low": (
+        {"low_rank": [{**RANK, "rank": 6}]},
+        "a rank of 6, but with 8 input and 6 output channels only a smaller one",
+    ),
+    "a rank that is not low any more": (
+        {"low_rank": [RANK], "spaces": [SPACE]},
+        "with 8 input and 3 output channels only a smaller one",
+    ),
+    "a low rank in a dropped branch": ({"low_rank": [RANK], "dropped": [{"name": "e1"}]}, "and with it that"),
     "a space that is not there": ({"spaces": [{**SPACE, "name": "nobody"}]}, "space 'nobody' is not in this model"),
     "by another tensor": ({"spaces": [{**SPACE, "name": "r1"}]}, "space 'r1' goes by another name in this model: 'i1'"),
     "that cannot be narrowed": (

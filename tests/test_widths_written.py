@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 import pytest
 from random_cnn import RandomCnn
-from tiny import get_tensor, set_tensor
-from widths import Done, Expected, Odds, Subject, done, random_plan, subject
+from tiny import conv_net, get_tensor, set_tensor
+from widths import Done, Expected, Odds, Subject, done, plan_of, random_plan, subject
 
 from onnx_gconv.errors import ModelError, VerifyError
 from onnx_gconv.model.check import check as check_model
@@ -16,7 +16,7 @@ from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
 from onnx_gconv.model.spaces import Tie
 from onnx_gconv.pipeline.original import open_original
-from onnx_gconv.plans import Plan
+from onnx_gconv.plans import LowRank, Plan
 from onnx_gconv.rewrite.group import carry_out
 from onnx_gconv.rewrite.mask import dropped_share
 from onnx_gconv.runtime import observe_shapes
@@ -29,6 +29,8 @@ ODDS = {
     "branches": Odds(drop=0.7),
     "widths and groups": Odds(narrow=0.6, group=0.6),
     "everything": Odds(narrow=0.6, drop=0.3, group=0.6),
+    "low rank": Odds(rank=0.7),
+    "low rank and everything": Odds(narrow=0.5, drop=0.6, group=0.4, rank=0.7),
 }
 
 
@@ -38,8 +40,8 @@ def example(seed: int, odds: Odds) -> tuple[Subject, Plan, Done]:
     return it, plan, done(it, plan)
 
 
-def check(seed: int, odds: Odds) -> tuple[int, int, int]:
-    """Check one graph, and return how many spaces, branches and layers its plan changes."""
+def check(seed: int, odds: Odds) -> tuple[int, int, int, int]:
+    """Check one graph, and return how many spaces, branches and layers its plan changes, and to how many it gives a low rank."""
     it, plan, made = example(seed, odds)
     model, written = it.model, made.written
     onnx.checker.check_model(written, full_check=True)
@@ -57,18 +59,20 @@ def check(seed: int, odds: Odds) -> tuple[int, int, int]:
     assert list(written.graph.output) == list(model.graph.output)
     assert written.metadata_props == model.metadata_props
     labels = {node.name for node in written.graph.node if "gather" not in node.name}
-    assert labels <= {node.name for node in model.graph.node}
+    seconds = {f"{node.name}_second" for node in model.graph.node if node.output[0] in made.matched.ranks}
+    assert labels <= {node.name for node in model.graph.node} | seconds
+    assert seconds <= labels
     assert dropped_share(made.masked, made.matched) == 0.0
-    return len(plan.spaces), len(plan.dropped), len(plan.layers)
+    return len(plan.spaces), len(plan.dropped), len(plan.layers), len(plan.low_rank)
 
 
 @pytest.mark.parametrize("kind", ODDS)
 def test_masked_and_written_are_the_same_function(kind: str) -> None:
-    """100 of 500 graphs; each kind of plan on 25."""
+    """150 of 500 graphs; each kind of plan on 25."""
     start = 25 * list(ODDS).index(kind)
     changed = np.sum([check(seed, ODDS[kind]) for seed in range(start, start + 25)], axis=0)
     odds = ODDS[kind]
-    assert all(count > 8 for count, chance in zip(changed, (odds.narrow, odds.drop, odds.group), strict=True) if chance)
+    assert all(count > 8 for count, chance in zip(changed, (odds.narrow, odds.drop, odds.group, odds.rank), strict=True) if chance)
 
 
 @pytest.mark.slow
@@ -123,6 +127,21 @@ def test_a_slice_left_out_is_caught() -> None:
             assert is_caught(made, wrong), (seed, tie)
             kinds.add((next(node.op_type for node in it.model.graph.node if node.output[0] == tie.node), tie.slot))
     assert {("BatchNormalization", slot) for slot in (1, 2, 3, 4)} | {("Conv", 1), ("Conv", 2), ("Gemm", 1), ("MatMul", 1)} <= kinds
+
+
+@pytest.mark.parametrize("slot", [0, 1], ids=["first", "second"])
+@pytest.mark.parametrize("name", ["c2", "c3"])
+def test_a_wrong_factor_is_caught(name: str, slot: int) -> None:
+    it = subject(conv_net(channels=8))
+    made = done(it, plan_of(ranks=(LowRank("c2", 3), LowRank("c3", 2))))
+    assert made.verified(tolerance=TOLERANCE).passed
+    second = next(node for node in made.written.graph.node if node.output[0] == name)
+    first = next(node for node in made.written.graph.node if node.output[0] == second.input[0])
+    weight = (first, second)[slot].input[1]
+    wrong = onnx.ModelProto.FromString(made.written.SerializeToString())
+    value = get_tensor(wrong, weight).copy()
+    value.flat[np.abs(value).argmax()] *= 1.01
+    assert is_caught(made, set_tensor(wrong, weight, value))
 
 
 def test_a_number_left_out_is_caught() -> None:

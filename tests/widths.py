@@ -14,7 +14,7 @@ from onnx_gconv.model.network import find_convs, settle_shapes
 from onnx_gconv.model.shapes import Shape, input_shapes
 from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.model.widths import Branch, Widths, find_widths, kept_places
-from onnx_gconv.plans import DroppedBranch, Plan, PlannedLayer, PlannedSpace, Totals, from_json
+from onnx_gconv.plans import DroppedBranch, LowRank, Plan, PlannedLayer, PlannedSpace, Totals, from_json
 from onnx_gconv.rewrite.group import carry_out, placement_of
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import Matched, match
@@ -37,12 +37,17 @@ def graph(body: str, *, result: str = "float[1,C,h,w] y", more: str = "", **tens
     return model
 
 
-def plan_of(layers: tuple[PlannedLayer, ...] = (), spaces: tuple[PlannedSpace, ...] = (), dropped: tuple[str, ...] = ()) -> Plan:
+def plan_of(
+    layers: tuple[PlannedLayer, ...] = (),
+    spaces: tuple[PlannedSpace, ...] = (),
+    dropped: tuple[str, ...] = (),
+    ranks: tuple[LowRank, ...] = (),
+) -> Plan:
     """Return a plan of these changes, as it comes back from its file."""
     totals = Totals(0, 0)
     ends = tuple(DroppedBranch(name) for name in dropped)
-    forms = ("group", "width", "drop")
-    plan = Plan("", "l2", "best", "exact", 0, {}, "free", totals, totals, layers, (), forms, spaces, ends)
+    forms = ("group", "width", "drop", "lowrank")
+    plan = Plan("", "l2", "best", "exact", 0, {}, "free", totals, totals, layers, (), forms, spaces, ends, ranks)
     read_back = from_json(json.loads(plan.to_json()), "plan.json")
     assert read_back == plan
     return read_back
@@ -74,6 +79,7 @@ class Odds:
     drop: float = 0.0
     group: float = 0.0
     share: float | None = None  # of the channels that stay; None for anything
+    rank: float = 0.0
 
 
 def random_plan(it: Subject, rng: np.random.Generator, odds: Odds) -> Plan:
@@ -106,7 +112,15 @@ def random_plan(it: Subject, rng: np.random.Generator, odds: Odds) -> Plan:
             ]
             groups = int(rng.choice(legal))
             layers.append(PlannedLayer(layer.name, layer.name, layer.out_channels, layer.in_channels, groups, 0.5, *orders))
-    return plan_of(tuple(layers), tuple(spaces), tuple(branch.name for branch in dropped))
+    grouped, ranks = {layer.name for layer in layers}, []
+    for layer in find_convs(it.model, it.constants, {})[0] if odds.rank else ():
+        is_dense = layer.groups == 1 and it.constants.readers(layer.weight) == {(layer.name, 1)}
+        if is_dense and layer.name not in {*gone, *grouped} and rng.random() < odds.rank:
+            sides = [(sources[layer.name], layer.in_channels), (layer.name, layer.out_channels)]
+            ins, outs = (len(kept_places(it.spaces, name, keeps)) if name in it.spaces.axes else n for name, n in sides)
+            most = min(ins * math.prod(layer.kernel), outs)
+            ranks += [LowRank(layer.name, int(rng.integers(1, most)))] if most > 1 else []
+    return plan_of(tuple(layers), tuple(spaces), tuple(branch.name for branch in dropped), tuple(ranks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +137,7 @@ class Done:
     ) -> Verification:
         """Compare masked and written model, and every tensor that changed, if the outputs say nothing."""
         names = [each.layer.name for each in self.matched.layers] + [each.space.name for each in self.matched.spaces]
-        names += [branch.add for branch in self.matched.dropped]
+        names += [branch.add for branch in self.matched.dropped] + [*self.matched.ranks]
         inner = {name: self.placement.read.get(name) for name in names}
         return verify(self.masked, written or self.written, tolerance=tolerance, seed=0, shapes=shapes, inner=inner)
 
@@ -150,6 +164,7 @@ class Expected:
         branches = {branch.name: branch for branch in self.it.widths.branches}
         gone = {name for each in self.plan.dropped for name in branches[each.name].nodes}
         self._groups = {layer.name: layer.groups for layer in self.plan.layers}
+        self._ranks = {each.name: each.rank for each in self.plan.low_rank}
         for node in self.it.model.graph.node:
             if node.output[0] not in gone and not self.it.constants.is_constant(node.output[0]):
                 self._visit(node)
@@ -181,6 +196,8 @@ class Expected:
         existing = next((a.i for a in node.attribute if a.name == "group"), 1)
         is_depthwise = existing > 1 and existing == data[1] == result[1]
         weights = outs * ins * kernel // (ins if is_depthwise else self._groups.get(node.output[0], existing))
+        if node.output[0] in self._ranks:
+            weights = self._ranks[node.output[0]] * (ins * kernel + outs)
         batch, _, *pixels = data if node.op_type == "ConvTranspose" else result
         self.macs += weights * batch * math.prod(pixels)
         self._learn(node, 1, weights)

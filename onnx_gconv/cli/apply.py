@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
                 f"recovered on {found.samples} samples: output error {found.output_error_before:.3f} masked, "
                 f"{found.output_error_after:.3f} fitted"
             )
-        verbs = ("narrowed", "dropped", "grouped")
-        done = each_with(verbs, spaces=grouped.spaces, branches=grouped.branches, layers=grouped.convs)
+        verbs = ("narrowed", "dropped", "factored", "grouped")
+        done = each_with(verbs, spaces=grouped.spaces, branches=grouped.branches, layers=grouped.convs, ranks=grouped.ranks)
         gathers = f", {counted(grouped.gathers[1], 'Gather')}" if grouped.convs else ""
         weight = f"dropped {100 * (grouped.dropped or 0.0):.6g}% of their weight (sum of absolute values)"
         story.wrote(grouped.save(args.output), f"{done}{gathers}, {weight}")

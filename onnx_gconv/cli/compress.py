@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     tell_search(result.clocked.planned, story)
     plan, network = result.plan, result.original.network
     convs = len(network.layers) + len(network.skipped)
-    done = what_was_done(spaces=len(plan.spaces), branches=len(plan.dropped), layers=len(plan.layers), convs=convs)
+    numbers = {"spaces": len(plan.spaces), "branches": len(plan.dropped), "layers": len(plan.layers), "ranks": len(plan.low_rank)}
+    done = what_was_done(**numbers, convs=convs)
     story.tell(done + ("" if args.verbose else "; -v lists them"))
     story.wrote(written)
     return 0

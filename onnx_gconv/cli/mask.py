@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     with Story(args) as story:
         masked = onnx_gconv.mask(args.model, args.plan, listener=story.listener, **options.wishes(args))
         files = masked.save(args.output)
-        verbs = ("masked", "masked", "masked")
-        done = each_with(verbs, spaces=masked.spaces, branches=masked.branches, layers=masked.convs)
+        verbs = ("masked", "masked", "masked", "masked")
+        done = each_with(verbs, spaces=masked.spaces, branches=masked.branches, layers=masked.convs, ranks=masked.ranks)
         story.wrote(files, f"{done}, {masked.dropped:.1%} of their weight (sum of absolute values) zeroed")
     return 0

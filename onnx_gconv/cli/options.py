@@ -171,15 +171,16 @@ def _add_forms(parser: argparse.ArgumentParser) -> None:
         metavar="FORMS",
         help="with commas: group, a Conv that is split into groups (the paper's method); width, a channel space that keeps only "
         "some of its channels, so that every Conv that writes or reads it shrinks; drop, a residual branch that becomes its mean; "
-        "or all. width and drop need --calib (default: width,drop with --calib, which measures best; group without, and where "
-        "a flag asks for what only groups have)",
+        "lowrank, a Conv that becomes two with few channels between them; or all. All but group need --calib "
+        "(default: width,drop with --calib, which measures best; group without, and where a flag asks for what only groups have)",
     )
     forms.add_argument(
         "--width-step",
         type=positive,
         metavar="N",
-        help="keep a multiple of N channels, so that kernels stay full (default: what --target computes at once, 16 for ort-cpu, "
-        "or 8 on CPUs without AVX-512, and 8 for tensorrt; generic: 8, or a quarter of the space if that is less)",
+        help="keep a multiple of N channels, between the two Convs of a low rank too, so that kernels stay full (default: what "
+        "--target computes at once, 16 for ort-cpu, or 8 on CPUs without AVX-512, and 8 for tensorrt; generic: 8, or a quarter of "
+        "the space if that is less)",
     )
 
 

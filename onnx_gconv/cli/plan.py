@@ -74,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
         print_skipped([(conv.name, conv.reason) for conv in plan.skipped])
     print_totals(dict(vars(plan.before)), dict(vars(plan.after)))
     tell_search(planned, story)
-    verbs = ("to narrow", "to drop", "to group")
-    todo = each_with(verbs, spaces=len(plan.spaces), branches=len(plan.dropped), layers=len(plan.layers), layer="layer")
+    verbs = ("to narrow", "to drop", "to factor", "to group")
+    numbers = {"spaces": len(plan.spaces), "branches": len(plan.dropped), "layers": len(plan.layers), "ranks": len(plan.low_rank)}
+    todo = each_with(verbs, **numbers, layer="layer")
     story.tell(f"wrote {args.output}: {todo}" + (f", {counted(len(plan.skipped), 'Conv')} skipped" if plan.skipped else ""))
     return 0
 

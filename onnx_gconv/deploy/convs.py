@@ -11,8 +11,10 @@ from onnx_gconv.errors import ModelError
 from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.network import FLOATS, Network
+from onnx_gconv.model.shapes import Shape
 from onnx_gconv.model.spaces import find_spaces
 from onnx_gconv.model.widths import find_widths
+from onnx_gconv.search.latency import behind
 from onnx_gconv.search.target import is_aligned
 
 SHARES = (0.25, 0.5)  # of a side's channels: with all of them and the least, the corners between which times are interpolated
@@ -102,12 +104,16 @@ def _share(channels: int, share: float, step: int) -> int:
     return min(channels, max(1, math.ceil(channels * share / step)) * step)
 
 
-def find_swept(model: onnx.ModelProto, network: Network) -> list[SweptConv]:
-    """Return every Conv whose weight is stored and whose shape is known, depthwise ones too, in graph order."""
+def find_swept(model: onnx.ModelProto, network: Network, *, with_ranks: bool = False) -> list[SweptConv]:
+    """Return every Conv whose weight is stored and whose shape is known, depthwise ones too, in graph order.
+
+    With ranks, a Conv that may get a low one has fewer outputs then, and is followed by the 1x1 Conv that it would have behind it.
+    """
     constants = Constants(model)
     spaces = find_spaces(model, constants, network.shapes)
     narrow = {space.atom for space in find_widths(model, constants, spaces, network.shapes).spaces}
     legal = {layer.name: layer.legal_groups for layer in network.layers}
+    ranked = {layer.name for layer in network.layers if layer.groups == 1 and layer.name in network.shapes}
 
     def is_open(tensor: str) -> bool:
         return tensor in spaces.axes and bool(narrow & set(spaces.axes[tensor].atoms))
@@ -124,8 +130,17 @@ def find_swept(model: onnx.ModelProto, network: Network) -> list[SweptConv]:
         shape = conv_shape(node, weight.shape, weight.dtype.name, network.shapes)
         if shape is not None and weight.dtype.name in FLOATS and weight.ndim > 2 and not constants.quantised(node.input[1]):
             groups = integer(node, "group", 1)
-            found.append(SweptConv(name, shape, groups, legal.get(name, (groups,)), is_open(node.input[0]), is_open(name)))
+            conv = SweptConv(name, shape, groups, legal.get(name, (groups,)), is_open(node.input[0]), is_open(name))
+            found += _with_rank(conv, tuple(network.shapes[name])) if with_ranks and name in ranked else [conv]
     return found
+
+
+def _with_rank(conv: SweptConv, output: Shape) -> list[SweptConv]:
+    """Return the two Convs that one becomes, each as wide as it can be."""
+    axes = len(conv.shape.kernel)
+    ones, zeros = (1,) * axes, (0,) * 2 * axes
+    point = LayerShape(output, conv.outs, ones, ones, zeros, ones, "NOTSET", conv.shape.bias, conv.shape.dtype)
+    return [replace(conv, is_open_out=True), SweptConv(behind(conv.name), point, 1, (1,), True, conv.is_open_out)]
 
 
 def distinct(points: Sequence[Point]) -> list[Point]:

@@ -45,15 +45,22 @@ class Gauge:
 
 
 def sweep(
-    model: onnx.ModelProto, network: Network, path: Path, *, device: Gauge, progress: OnProgress, with_groups: bool = True
+    model: onnx.ModelProto,
+    network: Network,
+    path: Path,
+    *,
+    device: Gauge,
+    progress: OnProgress,
+    with_groups: bool = True,
+    with_ranks: bool = False,
 ) -> TimeTable:
     """Return the table with every entry that this model needs; each one is in the file as soon as it is measured.
 
-    Without groups, neither they nor the Gathers that they need are measured.
+    Without groups, neither they nor the Gathers that they need are measured; with ranks, the two Convs of a low rank are.
     """
     table = probed(path, device)
     assert table.block is not None, "it has just been probed"
-    batches = list(_batches(_todo(model, network, table, with_groups=with_groups), device.at_once))
+    batches = list(_batches(_todo(model, network, table, with_groups=with_groups, with_ranks=with_ranks), device.at_once))
     for done, batch in enumerate(batches):
         progress(done, len(batches), batch[0].label)
         timings = device.measure([yardstick_model(), *(each for task in batch for each in task.models)])
@@ -121,14 +128,15 @@ def _batches(tasks: Sequence[Task], at_once: int) -> Iterator[list[Task]]:
         yield batch
 
 
-def _todo(model: onnx.ModelProto, network: Network, table: TimeTable, *, with_groups: bool) -> list[Task]:
+def _todo(model: onnx.ModelProto, network: Network, table: TimeTable, *, with_groups: bool, with_ranks: bool) -> list[Task]:
     """Return what is to be measured and not in the table."""
     tasks: list[Task] = []
     structure = structure_of(model, network)
     if structure not in table.models:
         tasks.append(Task("the whole model", [model], lambda table, ms: table.with_model(structure, ms[0]), is_whole=True))
     convs = find_swept(model, network)
-    points = distinct([point for conv in convs for point in conv.points(*_steps(conv, table), with_groups=with_groups)])
+    wanted = find_swept(model, network, with_ranks=True) if with_ranks else convs
+    points = distinct([point for conv in wanted for point in conv.points(*_steps(conv, table), with_groups=with_groups)])
     points = distinct([*points, *(point for _, point in _sample(convs, table))])
     framed = {point.shape.input: point.shape.dtype for point in points if is_framed(point.shape.input)}
     tasks += [_frame_task(tensor, dtype) for tensor, dtype in framed.items() if tensor not in table.frames]
@@ -181,6 +189,11 @@ def times_of(table: TimeTable, model: onnx.ModelProto, network: Network, *, path
     """Return the times of this model's Convs; refuse a table that was not measured for it."""
     structure = structure_of(model, network)
     found = {conv.name: time for conv in find_swept(model, network) if (time := _conv_time(conv, table)) is not None}
+    for conv in find_swept(model, network, with_ranks=True):
+        points = conv.points(*_steps(conv, table))
+        time = _conv_time(conv, table)
+        if time is not None and all(table.milliseconds(point.shape, point.groups) is not None for point in points):
+            found[conv.name] = time
     if structure not in table.models or not found:
         raise DeployError(
             f"'{path}' has no time for this model at this input shape.",

@@ -53,6 +53,9 @@ class KnownCosts:
     def eliminations(self, found: Sequence[Space], spaces: Spaces) -> Mapping[str, Elimination]:
         return self.guide.eliminations(found, spaces)
 
+    def rank_errors(self, names: Collection[str]) -> Mapping[str, Sequence[float]]:
+        return self.guide.rank_errors(names)
+
     def width_costs(self, keeps: Mapping[str, Mapping[tuple[str, int], Order]]) -> Mapping[tuple[str, int], float]:
         return self.guide.width_costs(keeps)
 

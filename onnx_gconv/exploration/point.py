@@ -30,6 +30,7 @@ class Point:
     groups: Mapping[str, int]  # by layer, of those that are grouped
     widths: Mapping[str, int] = field(default_factory=dict)  # by space, of those that are narrowed; 0 if it went with its branch
     dropped: Sequence[str] = ()  # branches
+    low_rank: Mapping[str, int] = field(default_factory=dict)  # ranks, by layer
     saved: Mapping[str, int] = field(default_factory=dict)  # MACs, by form
     model: str | None = None
     recovery: Record | None = None  # as in report.json
@@ -75,6 +76,7 @@ def planned_point(original: Original, file: str, planned: Planned, matched: Matc
         groups={layer.name: layer.groups for layer in plan.layers},
         widths={space.name: len(space.keep) for space in plan.spaces} | gone,
         dropped=[branch.name for branch in plan.dropped],
+        low_rank={each.name: each.rank for each in plan.low_rank},
         saved=saved_macs(changed_nodes(original.model, original.network, matched)),
         **made,
     )

@@ -17,6 +17,7 @@ from onnx_gconv.solve.grouping import Order
 COSTS = "costs.json"
 WIDTH_COSTS = "width_costs.json"
 ELIMINATIONS = "eliminations.json"
+RANK_ERRORS = "rank_errors.json"
 
 
 class RememberingGuide:
@@ -44,6 +45,13 @@ class RememberingGuide:
 
         entries = self._folder.remembered(ELIMINATIONS, "spaces", self._settings, measure)
         return {entry["name"]: Elimination(np.array(entry["order"]), np.array(entry["errors"])) for entry in entries}
+
+    def rank_errors(self, names: Collection[str]) -> Mapping[str, Sequence[float]]:
+        def measure() -> list[dict[str, object]]:
+            return [{"layer": name, "errors": list(errors)} for name, errors in self._guide.rank_errors(names).items()]
+
+        entries = self._folder.remembered(RANK_ERRORS, "layers", self._settings, measure)
+        return {entry["layer"]: entry["errors"] for entry in entries}
 
     def width_costs(self, keeps: Mapping[str, Mapping[tuple[str, int], Order]]) -> Mapping[tuple[str, int], float]:
         def measure() -> list[dict[str, object]]:

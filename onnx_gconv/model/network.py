@@ -40,6 +40,12 @@ class Layer:
         return self.out_channels * (self.in_channels // self.groups) * math.prod(self.kernel)
 
     @property
+    def break_even_rank(self) -> int:
+        """The smallest rank at which two Convs, the second 1x1, have no fewer weights than this one."""
+        patch = self.in_channels * math.prod(self.kernel)
+        return -(-patch * self.out_channels // (patch + self.out_channels))
+
+    @property
     def legal_groups(self) -> tuple[int, ...]:
         """Every number of groups it can have, the present one first: G divides both channel counts and refines it."""
         common = math.gcd(self.in_channels, self.out_channels)

@@ -1,5 +1,6 @@
 """What a plan does to each node that multiplies: how many MACs are left of it, and which form took the others away."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ def changed_nodes(model: onnx.ModelProto, network: Network, matched: Matched) ->
     constants = Constants(model)
     gone = {name for branch in matched.dropped for name in branch.nodes}
     grouped = {each.layer.name: each for each in matched.layers}
-    touched = {*gone, *grouped, *matched.inputs, *matched.outputs}
+    touched = {*gone, *grouped, *matched.inputs, *matched.outputs, *matched.ranks}
     found = []
     for node in model.graph.node:
         name = node.output[0] if node.output else ""
@@ -55,6 +56,9 @@ def changed_nodes(model: onnx.ModelProto, network: Network, matched: Matched) ->
         if name in grouped:
             left = known - saved.get("width", 0)
             saved["group"] = left - left * grouped[name].layer.groups // grouped[name].groups
+        if name in matched.ranks:
+            left = known - saved.get("width", 0)
+            saved["lowrank"] = left - _of_rank(left, node, constants, matched)
         found.append(ChangedNode(name, node.name or name, node.op_type, macs, saved))
     return tuple(found)
 
@@ -65,6 +69,14 @@ def saved_macs(changes: Sequence[ChangedNode]) -> dict[str, int]:
     for change in changes:
         total.update(change.saved)
     return dict(total)
+
+
+def _of_rank(macs: int, node: onnx.NodeProto, constants: Constants, matched: Matched) -> int:
+    """Return the MACs of the two Convs that one of so many becomes."""
+    name, shape = node.output[0], constants.value(node.input[1]).shape
+    outs, ins = (len(side[name]) if name in side else size for side, size in zip(matched.sides, shape[:2], strict=True))
+    patch = ins * math.prod(shape[2:])
+    return macs * matched.ranks[name] * (patch + outs) // (patch * outs)
 
 
 def _narrowed(macs: int, node: onnx.NodeProto, constants: Constants, matched: Matched) -> int:

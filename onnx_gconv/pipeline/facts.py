@@ -41,7 +41,10 @@ def measure(original: Original, settings: Settings, samples: Calibration | None,
     if settings.timing is None and settings.max_latency is None:
         return Facts(target, importances, block=block_here(threads=settings.threads) if target == "ort-cpu" else None)
     if settings.timing is None:
-        timed = sweep_here(original, listener, threads=settings.threads, with_groups="group" in settings.form_names)
+        forms = settings.form_names
+        timed = sweep_here(
+            original, listener, threads=settings.threads, with_groups="group" in forms, with_ranks="lowrank" in forms
+        )
     else:
         timed = read_times(original, as_path(settings.timing))
     runs_on = settings.target or target_of(timed.latencies.runner)

@@ -1,9 +1,9 @@
-"""The search over all forms: widths of spaces, dropped branches and groups of layers, in one menu."""
+"""The search over all forms: widths of spaces, dropped branches, groups and ranks of layers, in one menu."""
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -17,11 +17,11 @@ from onnx_gconv.pipeline.choosing import Candidates, Reasons
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.importances import layer_importance
 from onnx_gconv.pipeline.job import Job
-from onnx_gconv.pipeline.menus import Offer, Watch, menu_of, widths_of
+from onnx_gconv.pipeline.menus import Offer, Watch, menu_of, ranks_of, widths_of
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.pipeline.solving import Groupings
-from onnx_gconv.pipeline.trial import Costs, Guide, Narrowed
-from onnx_gconv.plans import DroppedBranch, PlannedSpace
+from onnx_gconv.pipeline.trial import Costs, Guide, Narrowed, Ranked
+from onnx_gconv.plans import DroppedBranch, LowRank, PlannedSpace
 from onnx_gconv.recover.elimination import Elimination
 from onnx_gconv.search.joint import JointResult
 from onnx_gconv.search.menu import GroupCount, Menu
@@ -40,15 +40,16 @@ class Forms:
     menu: Menu
     eliminations: Mapping[str, Elimination]  # by space
     following: Mapping[str, float]  # by space: which share of all that recovery fits comes after its reader
-    costs: tuple[Costs, ...]  # of widths and groups, by several measures of them
+    costs: tuple[Costs, ...]  # of widths, groups and ranks, by several measures of them
+    rank_errors: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by layer: of rank 0, 1, ...
 
     def priced(self, costs: Costs) -> Menu:
-        """Return the menu at these costs. Groups that could not be measured, or should not be chosen, are not on it."""
+        """Return the menu at these costs. Groups and ranks that were not measured, or should not be chosen, are not on it."""
 
         def numbers(layer: str, options: Sequence[GroupCount]) -> Iterator[GroupCount]:
             yield options[0]  # as it is
             for option in options[1:]:
-                cost = costs.get((layer, option.groups), math.inf)
+                cost = costs.get(Ranked(layer, option.rank) if option.rank else (layer, option.groups), math.inf)
                 if math.isfinite(cost):
                     yield replace(option, cost=cost)
 
@@ -79,8 +80,14 @@ def grouped(menu: Menu, found: JointResult) -> dict[str, int]:
     return {
         product.names[0]: product.options[index].groups
         for product, index in zip(menu.products, found.groups, strict=True)
-        if product.names and index > 0
+        if product.names and index > 0 and not product.options[index].rank
     }
+
+
+def ranked(menu: Menu, found: JointResult) -> tuple[LowRank, ...]:
+    """Return the layers that get a low rank by a choice from the menu."""
+    chosen = ((product, product.options[index]) for product, index in zip(menu.products, found.groups, strict=True))
+    return tuple(LowRank(product.names[0], option.rank) for product, option in chosen if option.rank)
 
 
 def find_forms(job: Job, guide: Guide, candidates: Candidates, groupings: Groupings) -> Forms:
@@ -92,7 +99,9 @@ def find_forms(job: Job, guide: Guide, candidates: Candidates, groupings: Groupi
     open_spaces = [space for space in widths.spaces if _is_asked_for(space, original.model, settings)]
     eliminations = guide.eliminations(open_spaces, spaces)
     offer = _offer(widths, [space for space in open_spaces if space.name in eliminations], job, candidates)
-    if not offer.spaces and not offer.groups:
+    rank_errors = _rank_errors(job, constants, guide)
+    offer = replace(offer, ranks={name: _ranks(job, name) for name in rank_errors})
+    if not offer.spaces and not offer.groups and not offer.ranks:
         raise ModelError(
             "nothing in this model can be narrowed, dropped or grouped within these wishes.",
             hint="`onnx-gconv inspect` lists every Conv; --forms, --include and --width-step say what may change",
@@ -101,8 +110,25 @@ def find_forms(job: Job, guide: Guide, candidates: Candidates, groupings: Groupi
     menu = menu_of(original.model, original.network, spaces, offer, watch)
     readers = guide.following({space.readers[0] for space in offer.spaces})
     following = {space.name: readers.get(space.readers[0], 0.0) for space in offer.spaces}
-    forms = Forms(offer, menu, eliminations, following, ())
+    forms = Forms(offer, menu, eliminations, following, (), rank_errors)
     return replace(forms, costs=_families(forms, guide, groupings, settings))
+
+
+def _rank_errors(job: Job, constants: Constants, guide: Guide) -> Mapping[str, Sequence[float]]:
+    """Return what the ranks of all layers cost that may have one."""
+    if "lowrank" not in job.settings.form_names:
+        return {}
+    asked = [layer for layer in job.original.network.layers if is_asked_for([(layer.name, layer.label)], job.settings)]
+    own = [layer.name for layer in asked if constants.readers(layer.weight) == {(layer.name, 1)} and _ranks(job, layer.name)]
+    times = job.facts.times
+    own = [name for name in own if times is None or times.covers_ranks(name)]
+    return guide.rank_errors(own) if own else {}
+
+
+def _ranks(job: Job, name: str) -> tuple[int, ...]:
+    layer = next(layer for layer in job.original.network.layers if layer.name == name)
+    step = job.settings.width_step or width_step(job.facts.target, layer.out_channels, block=job.facts.block)
+    return ranks_of(layer, step)
 
 
 def _offer(widths: Widths, spaces: list[Space], job: Job, candidates: Candidates) -> Offer:
@@ -125,10 +151,12 @@ def _offer(widths: Widths, spaces: list[Space], job: Job, candidates: Candidates
 
 def _is_asked_for(space: Space, model: onnx.ModelProto, settings: Settings) -> bool:
     """Return whether every node that would change is named by --include, and none by --exclude."""
-    if settings.include is None and settings.exclude is None:
-        return True
     labels = {node.output[0]: (node.output[0], node.name) for node in model.graph.node if node.output}
-    touched = [labels[name] for name in (*space.writers, *space.readers, *space.passing)]
+    return is_asked_for([labels[name] for name in (*space.writers, *space.readers, *space.passing)], settings)
+
+
+def is_asked_for(touched: Sequence[tuple[str, str]], settings: Settings) -> bool:
+    """Return whether each of these nodes, by name and label, is named by --include, and none by --exclude."""
     included, excluded = settings.include, settings.exclude
     if included is not None and not all(any(re.search(included, name) for name in names) for names in touched):
         return False
@@ -139,12 +167,15 @@ def _families(forms: Forms, guide: Guide, groupings: Groupings, settings: Settin
     """Return the costs to try: the errors of elimination; where groups are beside the widths, also both as measured at the outputs.
 
     What a layer's groups cost alone says too little of what many grouped layers cost together, so they are tried dearer as well.
+    Ranks are not measured at the outputs: they are on the menu by errors only.
     """
     curves: Costs = {
         Narrowed(space.name, width): forms.eliminations[space.name].error(width)
         for space in forms.offer.spaces
         for width in forms.offer.widths[space.name]
     }
+    ranks = [Ranked(name, rank) for name, ranks in forms.offer.ranks.items() for rank in ranks]
+    curves = {**curves, **{each: forms.rank_errors[each.layer][each.rank] for each in ranks}}
     # A branch is dropped once, though it has several spaces: the last one, which its last Conv reads, pays.
     free = {name for branch in forms.offer.branches for name in branch.spaces if not _is_last(forms, branch.name, name)}
     curves = {key: 0.0 if isinstance(key, Narrowed) and not key.channels and key.space in free else c for key, c in curves.items()}

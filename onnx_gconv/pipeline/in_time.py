@@ -131,7 +131,7 @@ class Chooser:
         Only as far as the budget allows: it is a promise, too. A budget of time has chosen the layers by their time already.
         """
         plan, network = slow.plan, self._job.original.network
-        if "max_latency_ms" in plan.budget or plan.spaces or plan.dropped:  # `without` counts groups only
+        if "max_latency_ms" in plan.budget or plan.spaces or plan.dropped or plan.low_rank:  # `without` counts groups only
             return
         layers = {layer.name: layer for layer in network.layers}
 

@@ -3,16 +3,16 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import onnx
 
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.count import LEARNED_INPUTS, MULTIPLYING
-from onnx_gconv.model.network import Network
+from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.spaces import Spaces, Tie
 from onnx_gconv.model.widths import Branch, Space
-from onnx_gconv.search.latency import LayerTimes
+from onnx_gconv.search.latency import LayerTimes, behind
 from onnx_gconv.search.menu import Clock, GroupCount, Menu, Product, Side, SpaceRow, Width
 from onnx_gconv.search.target import is_aligned
 
@@ -27,6 +27,7 @@ class Offer:
     widths: Mapping[str, tuple[int, ...]]  # by space, descending from all its channels; 0 where it goes with its branch
     branches: tuple[Branch, ...]
     groups: Mapping[str, tuple[int, ...]]  # by layer, the present number first
+    ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by layer, descending
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,27 @@ class Watch:
 
         return nanoseconds
 
+    def rank_clock(self, name: str) -> Clock | None:
+        """Return the time of the two Convs that one becomes, by its channels and its rank; None where there is none of it."""
+        if not self.times.covers_ranks(name):
+            return None
+
+        @functools.cache
+        def nanoseconds(ins: int, outs: int, rank: int) -> int:
+            return self.times.layer_ns(name, ins, rank, 1) + self.times.layer_ns(behind(name), rank, outs, 1)
+
+        return nanoseconds
+
 
 def widths_of(space: Space, step: int, *, is_narrowed: bool, is_dropped: bool) -> tuple[int, ...]:
     """Return the widths that a space may have, all its channels first."""
     steps = range(space.channels - 1, 0, -1) if is_narrowed else range(0)
     return (space.channels, *(width for width in steps if width % step == 0), *((0,) if is_dropped else ()))
+
+
+def ranks_of(layer: Layer, step: int) -> tuple[int, ...]:
+    """Return the ranks that a layer may have, descending: those with which two Convs take less than one."""
+    return () if layer.groups > 1 else tuple(reversed(range(step, layer.break_even_rank, step)))
 
 
 def menu_of(model: onnx.ModelProto, network: Network, spaces: Spaces, offer: Offer, watch: Watch | None = None) -> Menu:
@@ -104,22 +121,28 @@ class _Counting:
             return None
         ties = self._ties.get((name, slot), [])
         groups = self._offer.groups.get(name, ()) if slot == 1 and node.op_type == "Conv" else ()
+        ranks = self._offer.ranks.get(name, ()) if slot == 1 and node.op_type == "Conv" else ()
         sides = [self._side(tie.tensor) for tie in ties]
-        if not any(side.spaces for side in sides) and len(groups) < 2:
+        if not any(side.spaces for side in sides) and len(groups) < 2 and not ranks:
             return None
         numbers = math.prod(self._constants.value(node.input[slot]).shape)
         macs = self._network.count.node_macs.get(name) or 0 if slot == 1 and node.op_type in MULTIPLYING else 0
-        if groups and (groups[0] > 1 or len(sides) < 2):  # it has groups already, or its axes follow no others: both sides stay
+        places = macs // numbers
+        existing = groups[0] if groups else 1
+        # It has groups already, or its axes follow no others: both sides stay.
+        if (groups or ranks) and (existing > 1 or len(sides) < 2):
             layer = self._layers[name]
-            sides, numbers, macs = [Side(layer.in_channels), Side(layer.out_channels)], numbers * groups[0], macs * groups[0]
+            sides, numbers, macs = [Side(layer.in_channels), Side(layer.out_channels)], numbers * existing, macs * existing
         pairs = math.prod(self._full(side) for side in sides)
         ins, outs = (*sides, Side(1), Side(1))[:2]
         options = tuple(GroupCount(number, 0.0) for number in groups) or (GroupCount(1, 0.0),)
-        names = (name,) if groups else ()
-        clock = None
+        options += tuple(GroupCount(1, 0.0, rank) for rank in ranks)
+        names = (name,) if groups or ranks else ()
+        clock, rank_clock = None, None
         if self._watch is not None and slot == 1 and node.op_type == "Conv":
             clock = self._watch.clock(name, existing=options[0].groups, is_depthwise=len(sides) == 1)
-        return Product(names, ins, outs, numbers // pairs, macs // pairs, options, clock)
+            rank_clock = self._watch.rank_clock(name) if ranks else None
+        return Product(names, ins, outs, numbers // pairs, macs // pairs, options, clock, places, rank_clock)
 
     def others(self) -> list[Product]:
         """Return what nodes other than Convs take, for each space whose channels they work on."""

@@ -62,11 +62,13 @@ class Planned:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What people call the spaces and branches that can be changed, by their names."""
+        """What people call the spaces, branches and layers of low rank that can be changed, by their names."""
         offer = None if self.solved.forms is None else self.solved.forms.offer
         if offer is None:
             return {}
-        return {space.name: space.label for space in offer.spaces} | {branch.name: branch.label for branch in offer.branches}
+        layers = {layer.name: layer.label for layer in self.solved.network.layers if layer.name in offer.ranks}
+        branches = {branch.name: branch.label for branch in offer.branches}
+        return layers | {space.name: space.label for space in offer.spaces} | branches
 
     def bounds(self, model: ModelLike) -> dict[str, float]:
         """Return, by planned layer of this model, the most that any grouping into its number of groups could keep."""

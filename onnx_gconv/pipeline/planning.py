@@ -10,13 +10,13 @@ from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, layer_ns, option_table, table_menu
 from onnx_gconv.pipeline.coupling import solve_jointly
-from onnx_gconv.pipeline.forms import Forms, find_forms, grouped, grouping_of, untouched
+from onnx_gconv.pipeline.forms import Forms, find_forms, grouped, grouping_of, ranked, untouched
 from onnx_gconv.pipeline.gathers import GatheredSides, SharedSides, gathered_sides, with_all_gathers
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planned import Planned, Solved
 from onnx_gconv.pipeline.settings import GathersName
 from onnx_gconv.pipeline.solving import Groupings, solve_all
-from onnx_gconv.pipeline.trial import Costs, Grouped, Guide, Narrowed, best_by_trial, best_discount
+from onnx_gconv.pipeline.trial import Costs, Grouped, Guide, Narrowed, Ranked, best_by_trial, best_discount
 from onnx_gconv.plans import Plan, PlannedLayer, SkippedConv, Totals
 from onnx_gconv.rewrite.match import match
 from onnx_gconv.search.budget import Budget
@@ -193,10 +193,12 @@ def plan_guided(solved: Solved, budget: Budget, guide: Guide | None, model: onnx
     if guide is not None and solved.forms is not None:
         forms = solved.forms
 
-        def following(key: Grouped | Narrowed) -> float:
-            return forms.following.get(key.space, 0.0) if isinstance(key, Narrowed) else of_layers.get(key[0], 0.0)
+        def following(key: Grouped | Narrowed | Ranked) -> float:
+            if isinstance(key, Narrowed):
+                return forms.following.get(key.space, 0.0)
+            return of_layers.get(key.layer if isinstance(key, Ranked) else key[0], 0.0)
 
-        of_layers = guide.following(forms.offer.groups.keys())
+        of_layers = guide.following(forms.offer.groups.keys() | forms.offer.ranks.keys())
         effort = solved.settings.effort if cost == "trial" else 0
 
         def chosen(costs: Costs) -> Planned:
@@ -207,7 +209,7 @@ def plan_guided(solved: Solved, budget: Budget, guide: Guide | None, model: onnx
         return plan_within(solved, budget)
 
     def search(costs: Costs) -> Planned:
-        of_groups = {key: cost for key, cost in costs.items() if not isinstance(key, Narrowed)}
+        of_groups = {key: cost for key, cost in costs.items() if not isinstance(key, Narrowed | Ranked)}
         return plan_within(replace(solved, table=table.priced(of_groups)), budget)
 
     if cost == "sensitivity":
@@ -231,6 +233,7 @@ def _plan_forms(solved: Solved, forms: Forms, costs: Costs, budget: Budget, mode
     spaces, dropped = forms.narrowed(menu, found)
     network, settings = solved.network, solved.settings
     plan = replace(_plan(solved, {}, {}, budget, {}), forms=settings.form_names, spaces=spaces, dropped=dropped)
+    plan = replace(plan, low_rank=ranked(menu, found))
     matched = match(model, plan, shapes=network.shapes)
     layers = {layer.name: layer for layer in network.layers}
     gone = {name for branch in matched.dropped for name in branch.nodes}
@@ -244,7 +247,7 @@ def _plan_forms(solved: Solved, forms: Forms, costs: Costs, budget: Budget, mode
         )
         grouping = grouping_of(layer, groups, sides, solved.groupings, model, solved.facts, settings)
         planned.append(_planned_layer(layer, grouping, gathered.get(name, ())))
-    reasons = untouched(network, {*chosen, *matched.inputs, *matched.outputs, *gone}, solved.skipped)
+    reasons = untouched(network, {*chosen, *matched.inputs, *matched.outputs, *matched.ranks, *gone}, solved.skipped)
     params, macs, latency_ns = menu.totals(found.widths, found.groups)
     after = Totals(params, None if network.count.macs is None else macs)
     skipped = tuple(SkippedConv(name, reason) for name, reason in reasons.items())

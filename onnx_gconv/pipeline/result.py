@@ -158,6 +158,7 @@ class Result:
                 for space in self.plan.spaces
             ],
             "dropped": [{"name": branch.name, "label": labels[branch.name]} for branch in self.plan.dropped],
+            "low_rank": [{"name": each.name, "label": labels[each.name], "rank": each.rank} for each in self.plan.low_rank],
             "changed": [change.as_dict() for change in self.changes],
             "skipped": [vars(conv) for conv in self.plan.skipped],
             "gathers": {"naive": naive, "written": written, "remaining": list(rewritten.reasons)},

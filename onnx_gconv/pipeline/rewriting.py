@@ -36,6 +36,7 @@ class Rewritten:
     recovery: Recovery | None = None  # None without calibration data
     spaces: int = 0  # how many were narrowed, or masked to be
     branches: int = 0  # how many were dropped, or masked to be
+    ranks: int = 0  # how many Convs became two, or the product of two
 
     def save(self, path: PathLike) -> list[Path]:
         """Write the model, whole or not at all, and return its files."""
@@ -84,6 +85,7 @@ def rewrite(
         recovery=recovery,
         spaces=len(matched.spaces),
         branches=len(matched.dropped),
+        ranks=len(matched.ranks),
     )
 
 

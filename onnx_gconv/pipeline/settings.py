@@ -26,7 +26,7 @@ CostName = Literal["log", "share", "sensitivity", "trial"]
 TrainGraph = Literal["auto", "compact", "masked"]
 TargetWish = Literal["auto", "generic", "ort-cpu", "tensorrt"]
 GathersName = Literal["free", "shared", "none"]
-FormName = Literal["group", "width", "drop"]
+FormName = Literal["group", "width", "drop", "lowrank"]
 FormsLike = str | Sequence[str]  # "width,drop", or one name after the other, or "all"
 PathLike = str | os.PathLike[str]
 
@@ -250,8 +250,8 @@ class Settings:
                 raise UsageError(f"--forms {','.join(self.form_names)} is measured on data: give --calib DATA, or --forms group")
         if self.form_names != ("group",):
             self._require_countable()
-        if self.width_step is not None and "width" not in self.form_names:
-            raise UsageError("--width-step is for widths: give --calib DATA, and --forms width or all")
+        if self.width_step is not None and not {"width", "lowrank"} & {*self.form_names}:
+            raise UsageError("--width-step is for widths and ranks: give --calib DATA, and --forms width, lowrank or all")
         if self.refine_steps is not None:
             self._require_refinable()
 

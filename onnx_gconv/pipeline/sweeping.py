@@ -50,12 +50,27 @@ def target_of(runner: str) -> TargetName:
 
 
 def run_sweep(
-    original: Original, call: RunnerCall, host: Host, path: Path, listener: Listener, *, with_groups: bool = True
+    original: Original,
+    call: RunnerCall,
+    host: Host,
+    path: Path,
+    listener: Listener,
+    *,
+    with_groups: bool = True,
+    with_ranks: bool = False,
 ) -> TimeTable:
     """Return the table of the model's Convs on the host, each entry written to the file as soon as it is measured."""
     whole, network = original.model, original.network
     device = _gauge(call, host, original)
-    table = sweep(whole, network, path, device=device, progress=listener.phase("timing layers"), with_groups=with_groups)
+    table = sweep(
+        whole,
+        network,
+        path,
+        device=device,
+        progress=listener.phase("timing layers"),
+        with_groups=with_groups,
+        with_ranks=with_ranks,
+    )
     errors = interpolation_errors(table, whole, network)
     if errors:
         listener.detail(
@@ -114,12 +129,20 @@ def read_times(original: Original, path: Path) -> Timed:
 
 
 def sweep_here(
-    original: Original, listener: Listener, *, threads: int = 1, precision: Precision = "fp32", with_groups: bool = True
+    original: Original,
+    listener: Listener,
+    *,
+    threads: int = 1,
+    precision: Precision = "fp32",
+    with_groups: bool = True,
+    with_ranks: bool = False,
 ) -> Timed:
     """Return the times of the model's Convs on this CPU: those of an earlier run, and the others measured now."""
     with _kept_times(precision, threads) as path:
         call = RunnerCall("ort-cpu", (), precision=precision, typed=precision != "fp32", threads=threads)
-        table = run_sweep(original, call, ThisMachine(TIMEOUT_SECONDS), path, listener, with_groups=with_groups)
+        table = run_sweep(
+            original, call, ThisMachine(TIMEOUT_SECONDS), path, listener, with_groups=with_groups, with_ranks=with_ranks
+        )
         return _timed(original, table, path)
 
 

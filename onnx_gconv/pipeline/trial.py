@@ -29,9 +29,17 @@ class Narrowed:
     channels: int
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """A layer of a low rank."""
+
+    layer: str
+    rank: int
+
+
 Grouped = tuple[str, int]  # a layer, and its number of groups
 GroupCosts = Mapping[Grouped, float]
-Costs = Mapping[Any, float]  # by Grouped or Narrowed: a Mapping of one of them is none of both to a type checker
+Costs = Mapping[Any, float]  # by Grouped, Narrowed or Ranked: a Mapping of one of them is none of all to a type checker
 
 # A layer that the whole model follows costs exp(-discount) of what it would cost at the end.
 DISCOUNTS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -52,6 +60,9 @@ class Guide(Protocol):
     def eliminations(self, found: Sequence[Space], spaces: Spaces) -> Mapping[str, Elimination]:
         """Return how each space would be emptied, by its name; one that cannot be told has no entry."""
 
+    def rank_errors(self, names: Collection[str]) -> Mapping[str, Sequence[float]]:
+        """Return the errors of rank 0, 1, ... of each layer; one that cannot be fitted has no entry."""
+
     def width_costs(self, keeps: Mapping[str, Mapping[tuple[str, int], Order]]) -> Mapping[tuple[str, int], float]:
         """Return how far the outputs are off with one space alone narrowed to these channels, which are given by its reader."""
 
@@ -69,7 +80,8 @@ class HasPlan(Protocol):
 
 Proposal = TypeVar("Proposal", bound=HasPlan)
 Search = Callable[[Costs], Proposal]
-Following = Callable[[Grouped | Narrowed], float]  # which share of all that recovery fits comes after it, and so corrects its error
+# Which share of all that recovery fits comes after it, and so corrects its error.
+Following = Callable[[Grouped | Narrowed | Ranked], float]
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def eliminations(
     sites = [site for site in find_sites(flow, constants, Matched()) if site.name in wanted and len(site.inputs) == 1]
     open_spaces = [space for space in found if {*space.readers} <= {site.name for site in sites}]
     result: dict[str, Elimination] = {}
-    seen: dict[str, _Seen] = {}
+    seen: dict[str, Seen] = {}
     options = replace(options, positions_a_weight=POSITIONS_AN_INPUT, least_positions=LEAST_POSITIONS)
     with ActivationStore() as target_store, ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
         work = Work(pool, put_inputs(feeds, flow.inputs, (target_store, store)))
@@ -56,7 +56,7 @@ def eliminations(
         walk = Walk(flow, store, later=[site_reads(site) for site in sites])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
-            seen[site.name] = _look(Fit.of(site, constants, constants), ahead, walk, work, options)
+            seen[site.name] = look(Fit.of(site, constants, constants), ahead, walk, work, options)
             ahead.tidy()
             walk.tidy()
             done = [space for space in open_spaces if space.name not in result and {*space.readers} <= seen.keys()]
@@ -70,7 +70,7 @@ def eliminations(
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class Seen:
     """What one site reads, in second moments, and its weights in units of its result's deviation."""
 
     site: Site
@@ -86,7 +86,8 @@ class _Seen:
         return Reader(self.gram, self.weight, rows[start : start + space.channels])
 
 
-def _look(fit: Fit, ahead: Walk, walk: Walk, work: Work, options: FitOptions) -> _Seen:
+def look(fit: Fit, ahead: Walk, walk: Walk, work: Work, options: FitOptions) -> Seen:
+    """Return what a site reads and has, at the next stop of both walks."""
     targets, inputs = ahead.next_stop(), walk.next_stop()
     site, spreads = fit.site, dict[int, _Spread]()
 
@@ -102,7 +103,7 @@ def _look(fit: Fit, ahead: Walk, walk: Walk, work: Work, options: FitOptions) ->
     deviation = float(np.sqrt(variance.sum())) or 1.0
     damping = scarcity_damping(fit.unknowns, total.count, least=options.damping)
     gram = damped_gram(total, damping, has_intercept=site.has_intercept)[0]
-    return _Seen(site, gram, fit.before.weight[0] * scale / deviation)
+    return Seen(site, gram, fit.before.weight[0] * scale / deviation)
 
 
 @dataclass(frozen=True, eq=False)

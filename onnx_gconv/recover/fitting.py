@@ -26,6 +26,7 @@ from onnx_gconv.recover.normal import (
     add_up,
     damped_gram,
     damping_between,
+    of_rank,
     residual,
     retarget,
     scarcity_damping,
@@ -92,7 +93,10 @@ def fit_layers(
     chosen = _open_spaces(dense, matched) if options.is_choosing else {}
     everything = {each.space.name: np.arange(each.space.channels) for each in chosen.values()}
     open_matched = matched.rechosen(everything)
-    masked = mask(dense, open_matched)
+    fitted_names = {site.name for site in masked_sites(dense, open_matched)}
+    # A rank is brought in by the fit, which starts from all of the weight.
+    unfitted = {name: rank for name, rank in open_matched.ranks.items() if name not in fitted_names}
+    masked = mask(dense, replace(open_matched, ranks=unfitted))
     sites = masked_sites(masked, open_matched)
     fitted = fit_sites(dense, masked, sites, feeds, chosen=chosen, options=options, progress=progress)
     return FittedModel(fitted.model, matched.rechosen(fitted.keeps), fitted.layers)
@@ -197,7 +201,7 @@ class _Fitter:
         # With the channels that stay: with all of them, the weights are right as they are, and no damping would be too much.
         damping = chosen_damping(prior, halves, self.options, has_intercept=site.has_intercept)
         total = add_up(halves)
-        new = solve(total, prior, damping=damping, has_intercept=site.has_intercept)
+        new = _ranked(fit, total, solve(total, prior, damping=damping, has_intercept=site.has_intercept))
         self.errors.append(_error(site, total, fit, new))
         together = None
         if site.name in self.chains:
@@ -208,7 +212,8 @@ class _Fitter:
         elif site.clamp is not None:
             for _ in range(self.options.relaxations):
                 relaxed = rows.map(partial(_relaxed_sums, fit, new))
-                new = solve(retarget(total, relaxed), prior, damping=damping, has_intercept=site.has_intercept)
+                there = retarget(total, relaxed)
+                new = _ranked(fit, there, solve(there, prior, damping=damping, has_intercept=site.has_intercept))
         if self._is_to_come(site.name):
             self._links[site.name] = Link(fit, new, total)
         self._keep(fit.tensors(new))
@@ -320,6 +325,14 @@ def chosen_damping(prior: Coefficients, halves: tuple[Sums, ...], options: FitOp
     if len(halves) < 2 or not options.is_validated:
         return options.damping
     return damping_between((halves[0], halves[1]), prior, least=options.damping, has_intercept=has_intercept)
+
+
+def _ranked(fit: Fit, total: Sums, at: Coefficients) -> Coefficients:
+    """Return the coefficients with the rank that the site is to have."""
+    site = fit.site
+    if not site.rank or site.rank >= site.outputs.size:
+        return at
+    return of_rank(total, at, site.rank, scale=fit.tail[0][site.outputs[0]], has_intercept=site.has_intercept)
 
 
 def _relaxed_sums(fit: Fit, at: Coefficients, rows: Rows) -> tuple[Doubles, Doubles, Doubles]:

@@ -24,6 +24,7 @@ from onnx_gconv.recover.fitting import FitOptions, fit_layers
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.sensitivity import Key, Width, sensitivities
 from onnx_gconv.recover.site import find_sites
+from onnx_gconv.recover.spectra import rank_errors
 from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.runtime import Feeds, Output, run, session
 from onnx_gconv.solve.grouping import Grouping, Order
@@ -90,6 +91,12 @@ class CalibratedGuide:
         """Return how each space would be emptied, by its name."""
         feeds = self._calibration.feeds(self._fitted_samples)
         return eliminations(self._model, found, spaces, feeds, options=self._options, progress=self._progress)
+
+    def rank_errors(self, names: Collection[str]) -> Mapping[str, Sequence[float]]:
+        """Return the errors of rank 0, 1, ... of each layer; one that cannot be fitted has no entry."""
+        feeds = self._calibration.feeds(self._fitted_samples)
+        found = rank_errors(self._model, names, feeds, options=self._options, progress=self._progress)
+        return {name: errors.tolist() for name, errors in found.items()}
 
     def width_costs(self, keeps: Mapping[str, Mapping[Width, Order]]) -> dict[Width, float]:
         """Return the error of the outputs when one space alone keeps only these channels; they are given by its reader."""

@@ -194,6 +194,21 @@ def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bo
     return Coefficients(weight, means[1] - np.einsum("bi,bio->bo", means[0], weight))
 
 
+def of_rank(total: Sums, at: Coefficients, rank: int, *, scale: Doubles, has_intercept: bool) -> Coefficients:
+    """Return the coefficients of this rank that give nearest to what these give, each output by its scale; of one block.
+
+    With H the second moments and W by the scale, they are W V V' with V the first eigenvectors of W'HW.
+    """
+    gram = (_centred(total)[0] if has_intercept else total.uu)[0]
+    weight = at.weight[0] * scale
+    _, vectors = np.linalg.eigh(weight.T @ gram @ weight)  # ascending
+    first = vectors[:, -rank:]
+    lower = ((weight @ first) @ first.T / scale)[None]
+    if not has_intercept:
+        return Coefficients(lower, at.intercept)
+    return Coefficients(lower, at.intercept + np.einsum("bi,bio->bo", total.u / total.count, at.weight - lower))
+
+
 def scarcity_damping(inputs: int, positions: int, *, least: float) -> float:
     """Return the damping of second moments that channels are eliminated by.
 

@@ -47,6 +47,7 @@ class Site:
     target: str
     shortcut: str = ""
     after: Normalization | None = None  # the BatchNormalization that alone reads it
+    rank: int = 0  # that its weight is to have; 0: any
     clamp: tuple[float, float] | None = None  # the Relu or Clip that alone reads the end of this: what it lets pass
 
     @property
@@ -96,7 +97,8 @@ def _site(place: int, flow: Flow, constants: Constants, planned: MatchedLayer | 
         return None
     own_bias = bias if bias and _is_own(bias, name, 2, constants) and constants.value(bias).shape == (channels,) else ""
     after = _normalization(name, flow, constants)
-    site = _closing(Site(name, node, weight, own_bias, channels, outputs, inputs, target=name, after=after), place, flow)
+    site = Site(name, node, weight, own_bias, channels, outputs, inputs, target=name, after=after, rank=matched.ranks.get(name, 0))
+    site = _closing(site, place, flow)
     end = site.target if site.shortcut or after is None else after.output
     return replace(site, clamp=_clamp(end, flow, constants))
 

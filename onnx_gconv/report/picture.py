@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {"width": "tab:orange", "drop": "tab:gray", "group": "tab:green"}
+COLOURS = {"width": "tab:orange", "drop": "tab:gray", "group": "tab:green", "lowrank": "tab:purple"}
 
 
 def draw_exploration(exploration: Exploration, stem: Path) -> list[Path]:

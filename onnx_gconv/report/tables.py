@@ -79,6 +79,12 @@ def print_plan(plan: Plan, bounds: Mapping[str, float], labels: Mapping[str, str
         for branch in plan.dropped:
             table.add_row(labels.get(branch.name, branch.name))
         _console().print(table)
+    if plan.low_rank:
+        table = Table("Conv", "rank", title="Low rank")
+        table.columns[1].justify = "right"
+        for each in plan.low_rank:
+            table.add_row(labels.get(each.name, each.name), str(each.rank))
+        _console().print(table)
     if plan.layers or not any(plan.changes):
         _print_groups(plan, bounds)
 
@@ -178,8 +184,9 @@ def print_exploration(points: Sequence[Point], network: Network, axis: Axis) -> 
     is_tuned = any(point.finetuned for point in points) and before is not None
     worth = ["cost"] if measure is None else [f"untuned {before.title}", measure.title] if before and is_tuned else [measure.title]
     has_widths = any(point.widths for point in points)
-    has_groups = any(point.groups for point in points) or not has_widths
-    forms = ["narrowed", "dropped"] * has_widths + ["groups: layers"] * has_groups
+    has_ranks = any(point.low_rank for point in points)
+    has_groups = any(point.groups for point in points) or not (has_widths or has_ranks)
+    forms = ["narrowed", "dropped"] * has_widths + ["factored"] * has_ranks + ["groups: layers"] * has_groups
     table = Table("plan", "params", "left", "MACs", "left", *worth, *forms, title="Exploration")
     for column in table.columns[1:]:
         column.justify = "left" if column.header == "groups: layers" else "right"
@@ -200,6 +207,7 @@ def print_exploration(points: Sequence[Point], network: Network, axis: Axis) -> 
             f"{point.macs / network.count.macs:.1%}" if point.macs and network.count.macs else "",
             *found,
             *([str(len(point.narrowed)), str(len(point.dropped))] if has_widths else []),
+            *([str(len(point.low_rank))] if has_ranks else []),
             *([used or "none"] if has_groups else []),
         )
     _console().print(table)

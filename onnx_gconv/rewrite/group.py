@@ -1,6 +1,6 @@
 """The written model: planned Convs become grouped Convs, with a Gather only where no weight can absorb the order.
 
-Narrowed spaces lose their channels everywhere, and dropped branches their nodes.
+Narrowed spaces lose their channels everywhere, and dropped branches their nodes. A Conv of low rank becomes two.
 """
 
 from collections import defaultdict
@@ -19,6 +19,7 @@ from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.rewrite.dropped import drop
+from onnx_gconv.rewrite.low_rank import factor
 from onnx_gconv.rewrite.lowering import LoweringName, lower
 from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.rewrite.placement import BlockConv, GatherAt, Placed, Placement, is_identity, place
@@ -120,6 +121,8 @@ def _rewrite(edit: _Edit, matched: Matched, placement: Placement) -> list[gs.Nod
     done = {placed.conv.name for placed in placement.convs}.union(*(branch.nodes for branch in matched.dropped))
     _permute_constants(edit, placement, done)
     _write_numbers(edit, placement)
+    for name, rank in matched.ranks.items():
+        factor(edit.surgery, edit.surgery.node_of(name), rank)
     grouped = [edit.surgery.node_of(name) for name in existing]  # a Gather may take over the name of what a Conv writes
     for gather in placement.gathers:
         _write_gather(edit, gather)

@@ -1,7 +1,7 @@
 """The masked model: the same dense graph, with every weight that the plan drops set to zero.
 
 Of a grouped layer these are the kernels outside its groups; of a narrowed space, the columns of the removed channels in all
-that reads it; of a dropped branch, its whole last Conv.
+that reads it; of a dropped branch, its whole last Conv. A Conv of low rank has the product of its two weights.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from onnx_gconv.errors import ModelError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.model.widths import input_dim
+from onnx_gconv.rewrite.low_rank import product
 from onnx_gconv.rewrite.match import Matched, MatchedLayer
 from onnx_gconv.solve.grouping import keep_mask
 
@@ -86,7 +87,26 @@ def mask(model: onnx.ModelProto, matched: Matched) -> onnx.ModelProto:
                 surgery.constant(masked[user.key], masked_weight(_finite(constants, user), user.keep))
             if masked[user.key] != name:
                 surgery.node_of(user.node).inputs[1] = surgery.tensor(masked[user.key])
+    for node in [surgery.node_of(name) for name in matched.ranks]:
+        value = surgery.value(node.inputs[1])
+        lower = low_rank_weight(value, node.outputs[0].name, matched)
+        if lower is not value:
+            name = constants.origin(node.inputs[1].name)
+            surgery.constant(name, lower)
+            node.inputs[1] = surgery.tensor(name)
     return surgery.finish()
+
+
+def low_rank_weight(weight: NDArray[np.generic], name: str, matched: Matched) -> NDArray[np.generic]:
+    """Return a Conv's weight with the rank that it is to have, in the rows and columns that are left of it."""
+    outputs, inputs = (side.get(name, np.arange(size)) for side, size in zip(matched.sides, weight.shape[:2], strict=True))
+    left = weight[np.ix_(outputs, inputs)]
+    lower = product(left, matched.ranks[name])
+    if lower is left:
+        return weight
+    result = weight.copy()
+    result[np.ix_(outputs, inputs)] = lower
+    return result
 
 
 def masked_weight(weight: NDArray[np.generic], keep: Keep) -> NDArray[np.generic]:
@@ -110,6 +130,11 @@ def dropped_share(model: onnx.ModelProto, matched: Matched) -> float:
         weight = np.abs(_finite(constants, each).astype(np.float64))
         total += float(weight.sum())
         dropped += float(np.where(each.keep, 0.0, weight).sum())
+    for node in (node for node in model.graph.node if node.output and node.output[0] in matched.ranks):
+        value = constants.value(node.input[1])
+        lower = low_rank_weight(value, node.output[0], matched)
+        total += float(np.abs(value.astype(np.float64)).sum())
+        dropped += float(np.abs(value.astype(np.float64) - lower.astype(np.float64)).sum())
     return dropped / total if total > 0 else 0.0
 
 

@@ -1,5 +1,6 @@
 """A plan matched with a model: names and shapes agree; weights may differ, a fine-tuned model matches too."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +13,7 @@ from onnx_gconv.model.network import Layer, find_convs
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.model.widths import WRITING, Branch, Space, Widths, find_widths, is_read, kept_places
-from onnx_gconv.plans import Plan, PlannedLayer, PlannedSpace
+from onnx_gconv.plans import LowRank, Plan, PlannedLayer, PlannedSpace
 from onnx_gconv.solve.grouping import Order
 
 HINT = "plan this very model: `onnx-gconv plan`"
@@ -54,9 +55,10 @@ class Matched:
     inputs: Mapping[str, Order] = field(default_factory=dict)
     outputs: Mapping[str, Order] = field(default_factory=dict)
     own: frozenset[tuple[str, int]] = frozenset()
+    ranks: Mapping[str, int] = field(default_factory=dict)  # of the Convs that become two
 
     def __bool__(self) -> bool:
-        return bool(self.layers or self.spaces or self.dropped)
+        return bool(self.layers or self.spaces or self.dropped or self.ranks)
 
     def rechosen(self, keeps: Mapping[str, Order]) -> "Matched":
         """Return the same with other channels kept of these spaces, by name; they must be alone on their axes."""
@@ -75,7 +77,12 @@ class Matched:
     def changed(self) -> list[str]:
         """A tensor of each thing that the plan changes: what tells whether that was done right, if the outputs do not."""
         narrowed = [each.space.name for each in self.spaces]
-        return [each.layer.name for each in self.layers] + narrowed + [branch.add for branch in self.dropped]
+        return [each.layer.name for each in self.layers] + narrowed + [branch.add for branch in self.dropped] + [*self.ranks]
+
+    @property
+    def sides(self) -> tuple[Mapping[str, Order], Mapping[str, Order]]:
+        """The outputs and the inputs that are left, as the axes of a Conv's weight go."""
+        return self.outputs, self.inputs
 
     @property
     def keeps(self) -> dict[int, Order]:
@@ -103,7 +110,8 @@ def match(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | N
         result.append(_match_layer(layer, planned))
     # A plan may say in so many words that a layer keeps the groups it has.
     grouped = tuple(matched for matched in result if matched.groups != matched.layer.groups)
-    return Matched(grouped, narrowing.spaces, narrowing.dropped, narrowing.inputs, narrowing.outputs, narrowing.own)
+    ranks = {each.name: _match_rank(by_name, constants, narrowing, plan, each) for each in plan.low_rank}
+    return Matched(grouped, narrowing.spaces, narrowing.dropped, narrowing.inputs, narrowing.outputs, narrowing.own, ranks)
 
 
 class _Narrowing:
@@ -206,6 +214,33 @@ def _match_branch(widths: Widths, name: str) -> Branch:
         if branch.name == name:
             return branch
     raise PlanError(f"the plan drops the branch of {name!r}, but no residual branch of this model ends there.", hint=HINT)
+
+
+def _match_rank(layers: Mapping[str, Layer], constants: Constants, narrowing: _Narrowing, plan: Plan, planned: LowRank) -> int:
+    """Return the rank of a planned Conv, which must be there, dense, with a weight of its own and of more than this rank."""
+    name, layer = planned.name, layers.get(planned.name)
+    if layer is None:
+        raise PlanError(f"the plan gives {name!r} a low rank, but no layer of this model goes by that name.", hint=HINT)
+    gone = [branch.name for branch in narrowing.dropped if name in branch.nodes]
+    reasons = {
+        "it is grouped as well": layer.groups > 1 or any(each.name == name for each in plan.layers),
+        f"the plan drops the branch of {gone[:1]!r}, and with it that": bool(gone),
+        "others read its weight as well": constants.readers(layer.weight) != {(name, 1)},
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise PlanError(f"the plan gives {name!r} a low rank, but {reason}.", hint="remove its line from 'low_rank'")
+    ins, outs = (
+        len(side.get(name, np.arange(size)))
+        for side, size in ((narrowing.inputs, layer.in_channels), (narrowing.outputs, layer.out_channels))
+    )
+    if planned.rank >= min(ins * math.prod(layer.kernel), outs):
+        raise PlanError(
+            f"the plan gives {name!r} a rank of {planned.rank}, but with {ins} input and {outs} output channels only a smaller "
+            "one is low.",
+            hint="remove its line from 'low_rank', or lower its rank",
+        )
+    return planned.rank
 
 
 def _match_layer(layer: Layer, planned: PlannedLayer) -> MatchedLayer:

@@ -12,6 +12,11 @@ class ConvTime(Protocol):
         """Return the time with so many input channels, output channels and groups."""
 
 
+def behind(name: str) -> str:
+    """Return what the 1x1 Conv goes by that a Conv of low rank has behind it."""
+    return f"{name} behind"
+
+
 @dataclass(frozen=True)
 class LayerTimes:
     """What each Conv takes with so many channels and groups, and the whole model as it is.
@@ -29,6 +34,10 @@ class LayerTimes:
     def covers(self, name: str) -> bool:
         """Return whether there are times of this Conv."""
         return name in self.layers
+
+    def covers_ranks(self, name: str) -> bool:
+        """Return whether there are times of the two Convs that this one may become."""
+        return name in self.layers and behind(name) in self.layers
 
     def layer_ns(self, name: str, ins: int, outs: int, groups: int) -> int:
         """Return the time of this Conv with so many input channels, output channels and groups; a depthwise one has all equal."""

@@ -1,4 +1,4 @@
-"""The menu: for each channel space what its widths cost, for each product of two sides what its numbers of groups cost."""
+"""The menu: for each channel space what its widths cost, for each product of two sides what its groups and ranks cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,10 +48,14 @@ class Side:
 
 @dataclass(frozen=True)
 class GroupCount:
-    """One number of groups for one product, and what it costs."""
+    """One number of groups for one product, or a rank, and what it costs.
+
+    With a rank the product is two: all inputs to so many channels, and from these, place by place, to all outputs.
+    """
 
     groups: int
     cost: float
+    rank: int = 0  # 0: it is one
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,20 @@ class Product:
     macs: int
     options: tuple[GroupCount, ...] = (GroupCount(1, 0.0),)  # ascending; the first is how it is now, above 1 with fixed sides only
     clock: Clock | None = None  # none where nothing is known of its time, which then counts among what is fixed
+    places: int = 0  # of its outputs: the MACs of a 1x1 kernel for each pair of channels, which a rank has behind it
+    rank_clock: Clock | None = None  # whole nanoseconds, by the channels of both sides and the rank
 
-    def amounts(self, ins: int, outs: int, groups: int) -> Totals:
-        """Return the parameters, MACs and nanoseconds with so many channels and groups."""
+    def amounts(self, ins: int, outs: int, groups: int, rank: int = 0) -> Totals:
+        """Return the parameters, MACs and nanoseconds with so many channels and groups, or with a rank."""
+        if rank:
+            params, macs = self.params * ins * rank + rank * outs, self.macs * ins * rank + self.places * rank * outs
+            return params, macs, self.latency_ns(ins, outs, groups, rank)
         return self.params * ins * outs // groups, self.macs * ins * outs // groups, self.latency_ns(ins, outs, groups)
 
-    def latency_ns(self, ins: int, outs: int, groups: int) -> int:
-        """Return the time with so many channels and groups: as measured, so fewer channels may be slower."""
+    def latency_ns(self, ins: int, outs: int, groups: int, rank: int = 0) -> int:
+        """Return the time with so many channels and groups, or a rank: as measured, so fewer channels may be slower."""
+        if rank and self.rank_clock is not None:
+            return self.rank_clock(ins, outs, rank)
         return self.clock(ins, outs, groups) if self.clock is not None and ins and outs else 0
 
 
@@ -108,7 +119,7 @@ class Menu:
         params, macs, latency_ns = self.fixed_params, self.fixed_macs, self.fixed_latency_ns
         for product, index in zip(self.products, groups, strict=True):
             sides = self.channels(product.ins, widths), self.channels(product.outs, widths)
-            more = product.amounts(*sides, product.options[index].groups)
+            more = product.amounts(*sides, product.options[index].groups, product.options[index].rank)
             params, macs, latency_ns = params + more[0], macs + more[1], latency_ns + more[2]
         return params, macs, latency_ns + (self.gathers_ns(widths, groups, stored) if stored else 0)
 
@@ -150,7 +161,9 @@ class Menu:
     def can_group(self, product: Product, index: int, widths: Sequence[int]) -> bool:
         """Return whether a product can take an option at these widths."""
         sides = (product.ins, self.channels(product.ins, widths)), (product.outs, self.channels(product.outs, widths))
-        groups = product.options[index].groups
+        groups, rank = product.options[index].groups, product.options[index].rank
+        if rank:  # no matrix has more than it has rows, or columns
+            return rank < min(product.params * sides[0][1], sides[1][1])
         return index == 0 or all(
             channels > 0 and channels % groups == 0 and not (side.is_mixed and channels < self.full(side))
             for side, channels in sides

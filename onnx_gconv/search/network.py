@@ -255,11 +255,18 @@ class _Building:
         for side, channels in ((product.ins, ins), (product.outs, outs)):
             whole = channels == self.menu.full(side)
             legal &= (channels > 0) & (channels % groups == 0) & (whole if side.is_mixed else True)
+        ranks = np.array([option.rank for option in product.options], np.int64)
+        legal = np.where(ranks > 0, ranks < np.minimum(product.params * ins, outs), legal)
         legal[:, :, 0] = True
         costs = np.where(legal, np.array([option.cost for option in product.options]), np.inf)
         amounts = (ins * outs)[..., None] * np.array([product.params, product.macs, 0], np.int64) // groups[:, None]
+        for place in np.flatnonzero(ranks):
+            for cell in zip(*np.nonzero(legal[:, :, place]), strict=True):
+                amounts[*cell, place] = product.amounts(int(here[0][cell[0]]), int(here[1][cell[1]]), 1, int(ranks[place]))
         for cell in zip(*np.nonzero(legal), strict=True) if product.clock is not None else ():
-            amounts[*cell, 2] = product.latency_ns(int(here[0][cell[0]]), int(here[1][cell[1]]), int(groups[cell[2]]))
+            amounts[*cell, 2] = product.latency_ns(
+                int(here[0][cell[0]]), int(here[1][cell[1]]), int(groups[cell[2]]), int(ranks[cell[2]])
+            )
         return costs, amounts
 
 

@@ -19,7 +19,7 @@ from onnx_gconv.runtime import observe_shapes
 from onnx_gconv.torch.comparing import require_equal
 from onnx_gconv.torch.importing import Trained, build, find_trained, stored_tensors
 from onnx_gconv.torch.landmarks import Sight, block_ends
-from onnx_gconv.torch.masks import hold_masks
+from onnx_gconv.torch.masks import hold_masks, require_trainable
 from onnx_gconv.torch.module import OnnxModule
 from onnx_gconv.torch.training import GraphName
 from onnx_gconv.torch.write_back import write_back
@@ -42,6 +42,7 @@ class Graphs:
         self._shapes, self._seed = shapes, seed
         tensors = settle_shapes(start, input_shapes(start, shapes), observe=observe_shapes)
         self._matched = match(start, plan, shapes=tensors)
+        require_trainable(self._matched)
         self._start = settle(start, self._matched.dropped)
         self._constants, self._trained = Constants(self._start), find_trained(self._start)
         self._placement = placement_of(self._start, self._matched, shapes=tensors)

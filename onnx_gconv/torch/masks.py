@@ -3,15 +3,25 @@
 import onnx
 import torch
 
-from onnx_gconv.errors import PlanError
+from onnx_gconv.errors import PlanError, TrainingError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.rewrite.mask import masks
 from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.torch.module import OnnxModule
 
 
+def require_trainable(matched: Matched) -> None:
+    """Refuse Convs of low rank: training the product of their two weights would end that."""
+    for name in matched.ranks:
+        raise TrainingError(
+            f"the plan gives {name!r} a low rank, which training would not keep.",
+            hint="train the written model, or plan without --forms lowrank",
+        )
+
+
 def hold_masks(module: OnnxModule, model: onnx.ModelProto, matched: Matched) -> None:
     """Set the weights that a plan drops to zero, and keep them there whatever optimiser follows."""
+    require_trainable(matched)
     constants = Constants(model)
     weights = dict(module.named_parameters())
     found = masks(model, matched)

@@ -45,10 +45,17 @@ class Run:
             return tuple(branch.name for branch in self.plan.dropped)
         return tuple(name for name, _ in self.report.dropped) if self.report is not None else ()
 
+    def ranks(self) -> dict[str, int]:
+        """Return the rank of each Conv that has a low one, by its name."""
+        if self.plan is not None:
+            return {each.name: each.rank for each in self.plan.low_rank}
+        return dict(self.report.low_rank) if self.report is not None else {}
+
     def is_made_of(self, point: ExploredPoint) -> bool:
         """Return whether the point makes the same choice."""
         widths = {space: kept for space, kept in point.widths.items() if kept}
-        return (point.groups, widths, {*point.dropped}) == (self.groups(), self.widths(), {*self.dropped()})
+        mine = self.groups(), self.widths(), {*self.dropped()}, self.ranks()
+        return (point.groups, widths, {*point.dropped}, point.low_rank) == mine
 
 
 @dataclass(frozen=True)

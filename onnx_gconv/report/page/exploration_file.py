@@ -26,6 +26,7 @@ class ExploredPoint:
     widths: Mapping[str, int]  # by space name: the channels that stay, 0 if it went with its branch; missing: as in the model
     dropped: tuple[str, ...]  # branches
     saved: Mapping[str, int]  # MACs, by form
+    low_rank: Mapping[str, int]  # ranks, by layer
     top1: Mapping[str, float]  # share of samples, by the stage's name for people, where it was measured
     agreement: Mapping[str, float]  # with the dense model, likewise
 
@@ -90,6 +91,7 @@ def _point(row: Fields) -> ExploredPoint:
         widths=_integers(row, "widths"),
         dropped=row.strings("dropped") if "dropped" in row.names() else (),
         saved=_integers(row, "saved"),
+        low_rank=_integers(row, "low_rank"),
         top1=_measured(row, "top1"),
         agreement=_measured(row, "agreement"),
     )

@@ -103,4 +103,9 @@ def _share(layer: DepthLayer, form: str) -> float:
 
 
 def _colours(style: Style) -> Mapping[str, str]:
-    return {"width": style.palette.third, "drop": style.palette.before, "group": style.palette.fourth}
+    return {
+        "width": style.palette.third,
+        "drop": style.palette.before,
+        "group": style.palette.fourth,
+        "lowrank": style.palette.fifth,
+    }

@@ -17,17 +17,19 @@ SHORT_LIST = 12  # rows that are shown at once; longer tables are folded
 
 def told(run: Run) -> str:
     """Return what was done, or what a plan would do, in words."""
-    spaces, branches, layers, report = len(run.widths()), len(run.dropped()), len(run.groups()), run.report
+    spaces, branches, layers, ranks = len(run.widths()), len(run.dropped()), len(run.groups()), len(run.ranks())
+    report = run.report
     if report is None:
-        return each_with(("to narrow", "to drop", "to group"), spaces=spaces, branches=branches, layers=layers)
+        verbs = ("to narrow", "to drop", "to factor", "to group")
+        return each_with(verbs, spaces=spaces, branches=branches, layers=layers, ranks=ranks)
     convs = {conv.name for conv in report.skipped} | {layer.name for layer in report.layers}
     convs |= {node.name for node in report.changed if node.op == "Conv"}
-    return what_was_done(spaces=spaces, branches=branches, layers=layers, convs=len(convs))
+    return what_was_done(spaces=spaces, branches=branches, layers=layers, ranks=ranks, convs=len(convs))
 
 
 def form_parts(run: Run, depth: Sequence[DepthLayer], *, whole: bool) -> Iterator[Part]:
     """Yield which forms were chosen, where anything but groups was: along the depth, by form, and space by space."""
-    if not run.widths() and not run.dropped():
+    if not run.widths() and not run.dropped() and not run.ranks():
         return
     saved = Counter[str]()
     for layer in depth:

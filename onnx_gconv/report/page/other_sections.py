@@ -241,7 +241,8 @@ def _accuracies(exploration: Explored) -> tuple[str, dict[str, dict[str, float]]
 def _points_table(exploration: Explored, title: str, accuracies: dict[str, dict[str, float]], marks: Sequence[Mark]) -> Html:
     made = {mark.point: mark.name for mark in marks}
     has_widths = any(point.widths for point in exploration.points)
-    forms = ("narrowed", "dropped", "grouped") if has_widths else ("grouped",)
+    has_ranks = any(point.low_rank for point in exploration.points)
+    forms = (*["narrowed", "dropped"] * has_widths, *["factored"] * has_ranks, "grouped")
     rows = [
         (
             point.name,
@@ -250,6 +251,7 @@ def _points_table(exploration: Explored, title: str, accuracies: dict[str, dict[
             _number(exploration.left(point), ".1%"),
             f"{point.cost:.4f}" + ("" if point.proven else " (not proven)"),
             *([str(sum(map(bool, point.widths.values()))), str(len(point.dropped))] if has_widths else []),
+            *([str(len(point.low_rank))] if has_ranks else []),
             str(len(point.groups)),
             *(_number(found.get(point.name), ".2%") for found in accuracies.values()),
             made.get(point.name, ""),

@@ -15,10 +15,11 @@ class Palette:
     after: str  # how it is now
     third: str
     fourth: str
+    fifth: str
 
 
-LIGHT = Palette("#ffffff", "#1c2128", "#57606a", "#d5dae0", "#8896a6", "#0b63c5", "#b4540a", "#0a7d4f")
-DARK = Palette("#14181d", "#e4e8ec", "#9ba6b2", "#343c45", "#6b7886", "#6cb2ff", "#f0a35e", "#56c996")
+LIGHT = Palette("#ffffff", "#1c2128", "#57606a", "#d5dae0", "#8896a6", "#0b63c5", "#b4540a", "#0a7d4f", "#7a3fb0")
+DARK = Palette("#14181d", "#e4e8ec", "#9ba6b2", "#343c45", "#6b7886", "#6cb2ff", "#f0a35e", "#56c996", "#c39bea")
 # Figures inside the page are drawn in colours that nothing else has, and each is then replaced by a CSS variable.
 PAGE = Palette(*(f"#fe01{number:02x}" for number in range(1, 1 + len(fields(Palette)))))
 VARIABLES = {getattr(PAGE, field.name): f"var(--{field.name})" for field in fields(Palette)}

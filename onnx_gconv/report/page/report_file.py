@@ -89,6 +89,7 @@ class Report:
     layers: tuple[ReportedLayer, ...]
     spaces: tuple[ReportedSpace, ...]
     dropped: tuple[tuple[str, str], ...]  # name and label of each branch's last Conv
+    low_rank: tuple[tuple[str, int], ...]  # name and rank of each Conv that is two now
     changed: tuple[ReportedNode, ...]
     skipped: tuple[SkippedConv, ...]
     gathers_naive: int
@@ -122,6 +123,9 @@ def read_report(path: Path) -> Report:
         layers=layers,
         spaces=tuple(_space(row) for row in top.rows("spaces")) if has_forms else (),
         dropped=tuple((row.string("name"), row.string("label")) for row in top.rows("dropped")) if has_forms else (),
+        low_rank=tuple((row.string("name"), row.integer("rank")) for row in top.rows("low_rank"))
+        if "low_rank" in top.names()
+        else (),
         changed=tuple(_node(row) for row in top.rows("changed")) if has_forms else tuple(map(_only_grouped, layers)),
         skipped=tuple(SkippedConv(row.string("name"), row.string("reason")) for row in top.rows("skipped")),
         gathers_naive=gathers.integer("naive"),

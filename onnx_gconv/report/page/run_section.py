@@ -53,7 +53,7 @@ def run_section(shown: Shown, anchor: str) -> Section:
     whole = isinstance(shown.source, PlannedModel)
     parts += form_parts(run, depth, whole=whole)
     parts += _layer_parts(name, depth, run, whole=whole)
-    if run.groups() or not (run.widths() or run.dropped()):
+    if run.groups() or not (run.widths() or run.dropped() or run.ranks()):
         parts += [_heading("Which channels go together"), *_matrix_parts(shown)]
         if run.report is not None:
             parts += [_heading("Gathers left, and why"), *_gather_parts(run.report, name)]
@@ -77,6 +77,7 @@ def overview(runs: Sequence[Run]) -> Html:
                 run.name,
                 str(len(run.widths()) or ""),
                 str(len(run.dropped()) or ""),
+                str(len(run.ranks()) or ""),
                 str(len(run.groups())),
                 _left(Change(before["params"], after["params"])),
                 _left(Change(before["macs"], after["macs"])),
@@ -85,7 +86,7 @@ def overview(runs: Sequence[Run]) -> Html:
                 plan.gathers if plan is not None else "",
             )
         )
-    head = ("model", "narrowed", "dropped", "grouped", "parameters", "MACs", "top-1", "time", "gathers")
+    head = ("model", "narrowed", "dropped", "factored", "grouped", "parameters", "MACs", "top-1", "time", "gathers")
     used = [column for column in range(len(head)) if any(row[column] for row in rows)]
     return table("All models, and what is left of each", [head[c] for c in used], [[row[c] for c in used] for row in rows])
 
