@@ -253,7 +253,7 @@ def _floats(value: Output) -> NDArray[np.floating] | None:
 
 
 def _numbers(value: Output) -> NDArray[np.floating] | None:
-    """Return the floating-point numbers of an output; of maps, one for each sample as ZipMap makes them, in the sequence of keys."""
+    """Return the floating-point numbers of an output; of maps, one for each sample as ZipMap makes them, by their keys."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return _floats(value)
     if any(item.keys() != value[0].keys() for item in value):
