@@ -3,7 +3,7 @@
     python benchmarks/tensorrt_rtx_forms.py [-o benchmarks/tensorrt_rtx_forms.md] [--rows REGEX]
 
 Needs the `tensorrt` extra, no GPU. Every run is the command itself: `compress --max-macs 70%` with widths and with groups,
-calibrated on 8 samples (noise or photographs: it is about structure), then `bench --runner tensorrt-rtx --precision fp16|int8` on
+calibrated on 20 samples (noise or photographs: it is about structure), then `bench --runner tensorrt-rtx --precision fp16|int8` on
 the model and on both results, and `export --target tensorrt --precision int8` of both, whose file is built as it is.
 """
 
@@ -18,7 +18,7 @@ from tensorrt_rtx import SHAPES
 from zoo import FOLDERS, run
 
 FORMS = ("width,drop", "group")
-SAMPLES = 8
+SAMPLES = 20  # whole batches of the model that has a fixed one
 HEAD = """\
 # TensorRT-RTX builds engines of all forms, in fp16 and int8
 

@@ -171,7 +171,7 @@ class Tally:
         if self.logits is not None:
             self._judge(batch, self._rows(found, len(batch)), None if expected is None else self._rows(expected, len(batch)))
         for name, value in (expected or {}).items():
-            one, two = _floats(value), _floats(found[name])
+            one, two = _numbers(value), _numbers(found[name])
             if one is not None and two is not None:
                 self.gaps.setdefault(name, Gap()).add(one, two)
         self.samples += len(batch)
@@ -250,6 +250,15 @@ def rank(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> NDArray[np.
 
 def _floats(value: Output) -> NDArray[np.floating] | None:
     return value if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating) else None
+
+
+def _numbers(value: Output) -> NDArray[np.floating] | None:
+    """Return the floating-point numbers of an output; of maps, one for each sample as ZipMap makes them, by their keys."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        return _floats(value)
+    if any(item.keys() != value[0].keys() for item in value):
+        return None
+    return _floats(np.array([[item[key] for key in sorted(item)] for item in value]))
 
 
 def _is_class_like(value: Output, samples: int) -> bool:

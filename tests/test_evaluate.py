@@ -264,6 +264,21 @@ def test_a_reference_that_is_another_kind_of_model_is_refused(
         evaluated(model, reference=reference, x=LOGITS)
 
 
+def test_maps_are_compared_by_their_numbers() -> None:
+    def zipped(scale: float) -> onnx.ModelProto:
+        text = f"""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]> g (float[N,C] x) => (float[N,C] s) {{
+          k = Constant <value = float {{{scale}}}> () s = Mul (x, k)
+          z = ai.onnx.ml.ZipMap <classlabels_strings = {list("abcdefgh")}> (s) }}"""
+        model = onnx.parser.parse_model(text.replace("'", '"'))
+        numbers = onnx.helper.make_map_type_proto(onnx.TensorProto.STRING, onnx.helper.make_tensor_type_proto(1, ()))
+        model.graph.output[0].CopyFrom(onnx.helper.make_value_info("z", onnx.helper.make_sequence_type_proto(numbers)))
+        return model
+
+    found = evaluated(zipped(1.5), reference=zipped(1.0), x=LOGITS)
+    assert found.outputs["z"].relative_l2 == pytest.approx(0.5)
+    assert found.top1 is None  # the keys of a map are in no sequence of classes
+
+
 def test_models_without_floating_point_outputs_cannot_be_compared() -> None:
     model = net("ids = ArgMax <axis = 1> (x)", outputs="int64[N,K] ids")
     with pytest.raises(ModelError, match="no output of floating-point numbers in common"):
