@@ -193,5 +193,5 @@ def refusal(menu: Menu, budget: Budget, smallest: Totals) -> BudgetError:
     more = "" if budget.max_latency_ms is not None else ", a smaller --width-step or --target generic"
     return BudgetError(
         f"the budget cannot be met: you asked for {asked}, but even the smallest model needs {still}.",
-        hint=f"feasible: {ranges} up to 100%; to go lower, exclude fewer layers, use --forms all{more}",
+        hint=f"feasible: {ranges} up to 100%; to go lower, exclude fewer layers, use --forms all, which needs --calib{more}",
     )
