@@ -35,7 +35,7 @@ HEAD = """\
 
 Made by `python benchmarks/forms.py -o benchmarks/forms.md`; what the rows are, it says at its top. Top-1 in % (for other models
 the relative error of the outputs), MACs that are left, CPU seconds and peak memory of `compress --calib` as a whole, and what the
-search chose: spaces narrowed, branches dropped, layers grouped. Time: ONNX Runtime on this CPU, one thread, compressed over dense,
+search chose: spaces narrowed, branches dropped, layers grouped, layers of low rank. Time: ONNX Runtime on this CPU, one thread, compressed over dense,
 interleaved.
 """
 
@@ -70,6 +70,7 @@ def sections() -> dict[str, list[Row]]:
                 Row(*asked, forms="group"),
                 Row(*asked, width_step=1),
                 Row(*asked),
+                Row(*asked, forms="width,drop,lowrank", width_step=1),
                 Row(*asked, forms="all", width_step=1),
             )
         ],
@@ -77,7 +78,13 @@ def sections() -> dict[str, list[Row]]:
         "MobileNet-v2 on photographs": [
             row
             for asked in PHOTOS
-            for row in (Row(*asked, forms="group"), Row(*asked, width_step=16), Row(*asked), Row(*asked, forms="all"))
+            for row in (
+                Row(*asked, forms="group"),
+                Row(*asked, width_step=16),
+                Row(*asked),
+                Row(*asked, forms="width,drop,lowrank"),
+                Row(*asked, forms="all"),
+            )
         ],
         "Other models, relative error of the outputs": [
             row for model in OTHERS for row in (Row(model, "70%", forms="group"), Row(model, "70%"))
@@ -106,7 +113,7 @@ def run(row: Row) -> dict[str, Any]:
     test = judging(row.model)  # not before: the peak is that of compression
     plan = result.plan if row.method == "search" else plan
     before, after = onnx_gconv.inspect(model).count.macs, onnx_gconv.inspect(result.model).count.macs
-    chosen = {"spaces": len(plan.spaces), "dropped": len(plan.dropped), "layers": len(plan.layers)}
+    chosen = {"spaces": len(plan.spaces), "dropped": len(plan.dropped), "layers": len(plan.layers), "ranks": len(plan.low_rank)}
     found = onnx_gconv.evaluate(result.model, test, reference=model)
     judged = {"top1": found.top1, "dense_top1": found.reference_top1}
     judged |= {"error": max((gap.relative_l2 for gap in found.outputs.values()), default=None)}
@@ -252,7 +259,7 @@ def page(finished: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         if there:
             judged = "error" if heading.startswith("Other") else "top-1"
             yield f"\n## {heading}\n"
-            yield f"| model | MACs left | forms | step | {judged} | time / dense | spaces, branches, layers | CPU s | peak MiB |"
+            yield f"| model | MACs left | forms | step | {judged} | time / dense | spaces, branches, groups, ranks | CPU s | peak MiB |"
             yield "|---" * 9 + "|"
             yield from (_line(row, finished[row.name]) for row in there)
 
@@ -267,7 +274,7 @@ def _line(row: Row, found: Mapping[str, Any]) -> str:
         step,
         judged,
         f"{found['time']:.2f}",
-        f"{found['spaces']}, {found['dropped']}, {found['layers']}",
+        f"{found['spaces']}, {found['dropped']}, {found['layers']}, {found.get('ranks', 0)}",
         f"{found['cpu_seconds']:.0f}",
         f"{found['peak_mib']:.0f}",
     ]
