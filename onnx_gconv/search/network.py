@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.menu import Menu, Product
-from onnx_gconv.search.orders import Demand, Seam
+from onnx_gconv.search.orders import Demand, Seam, only_ns
 
 AMOUNTS = 3  # parameters (0), MACs (1), nanoseconds (2)
 MOST_CELLS = 1 << 23  # of one table; what needs more is relaxed, and bounds are less tight
@@ -236,12 +236,12 @@ class _Building:
                 narrowed = narrowed | np.expand_dims(is_less, 1 - axis)
         options = np.array([option.groups for option in product.options], np.int64)
         costs, times = demand.tables(options, narrowed, 1 if place is None else len(self.channels[place]))
-        self._add_present([*scope, groups, place], costs, _only_ns(times))
+        self._add_present([*scope, groups, place], costs, only_ns(times))
 
     def seam(self, seam: Seam, places: Sequence[int]) -> None:
         """Add the Gather where places meet."""
         times = np.where(reduce(np.logical_or.outer, (self.channels[place] != 0 for place in places)), seam.gather_ns, 0)
-        self.add(places, np.zeros(times.shape), _only_ns(times))
+        self.add(places, np.zeros(times.shape), only_ns(times))
 
     def _tables(self, product: Product, scope: Sequence[int | None]) -> tuple[Floats, Ints]:
         """Return costs (ins, outs, groups) and amounts (ins, outs, groups, AMOUNTS)."""
@@ -268,11 +268,6 @@ class _Building:
                 int(here[0][cell[0]]), int(here[1][cell[1]]), int(groups[cell[2]]), int(ranks[cell[2]])
             )
         return costs, amounts
-
-
-def _only_ns(times: Ints) -> Ints:
-    """Return amounts of no parameters and no MACs."""
-    return np.stack([np.zeros_like(times), np.zeros_like(times), times], axis=-1)
 
 
 @dataclass(frozen=True)
