@@ -15,6 +15,7 @@ from onnx_gconv.deploy import here
 from onnx_gconv.pipeline import compressing, in_time, settings
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.gathers import GatherTimes
+from onnx_gconv.pipeline.original import open_original
 from onnx_gconv.pipeline.settings import CompressWishes, settings_of
 from onnx_gconv.search.latency import LayerTimes, behind
 
@@ -82,7 +83,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             return timing.Latency("ort-cpu", toy_ms(dense), toy_ms(result) * (slow if toy_ms(result) < toy_ms(dense) else 1))
 
         known = toy_times(model) if times is None else times
-        facts = Facts("ort-cpu", {}, known, GatherTimes(model, {}, lambda tensor, is_behind: 0))
+        facts = Facts("ort-cpu", {}, known, GatherTimes(model, open_original(model).network.shapes, lambda *_: 0))
         monkeypatch.setattr(compressing, "measure", lambda *_: facts)
         monkeypatch.setattr(in_time, "compare_latency", measured)
         save(model, tmp_path / "net.onnx")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from onnx_gconv.errors import BudgetError
 from onnx_gconv.search.budget import Budget
-from onnx_gconv.search.orders import NO_ORDERS, Demand, Orders
+from onnx_gconv.search.orders import NO_ORDERS, Case, Demand, Orders
 from onnx_gconv.search.table import share
 
 Clock = Callable[[int, int, int], int]  # whole nanoseconds, by the channels of both sides and the groups
@@ -125,24 +125,20 @@ class Menu:
 
     def gathered(self, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int]) -> list[Demand]:
         """Return the sides of layers at which a choice has a Gather."""
-        return [demand for demand in self.orders.demands if self._meets(demand, widths, groups, stored) == (True, False)]
+        return [demand for demand in self.orders.demands if demand.has_gather(self._case(demand, widths, groups, stored))]
 
     def gathers_ns(self, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int]) -> int:
         """Return what the Gathers of a choice take."""
         seams = sum(seam.gather_ns for seam in self.orders.seams if any(stored[place] for place in seam.places))
         return seams + sum(demand.gather_ns for demand in self.gathered(widths, groups, stored))
 
-    def _meets(
-        self, demand: Demand, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int]
-    ) -> tuple[bool, bool | None]:
-        """Return whether a layer gets groups, and whether the order that is stored suits them; None where it must not be stored."""
+    def _case(self, demand: Demand, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int]) -> Case:
         product = self.products[demand.product]
-        is_grouped = product.options[groups[demand.product]].groups > demand.existing
-        is_narrowed = any(self.channels(side, widths) < self.full(side) for side in (product.ins, product.outs))
-        order = 0 if demand.place is None else stored[demand.place]
-        if not demand.is_legal(order, is_grouped=is_grouped, is_narrowed=is_narrowed):
-            return is_grouped, None
-        return is_grouped, demand.suits(order, is_narrowed=is_narrowed)
+        return Case(
+            0 if demand.place is None else stored[demand.place],
+            is_grouped=product.options[groups[demand.product]].groups > demand.existing,
+            is_narrowed=any(self.channels(side, widths) < self.full(side) for side in (product.ins, product.outs)),
+        )
 
     def cost(self, widths: Sequence[int], groups: Sequence[int]) -> float:
         """Return the summed cost of a choice."""
@@ -151,7 +147,7 @@ class Menu:
 
     def is_legal(self, widths: Sequence[int], groups: Sequence[int], stored: Sequence[int] = ()) -> bool:
         """Return whether a model with these widths, groups and orders can be built."""
-        if stored and any(self._meets(demand, widths, groups, stored)[1] is None for demand in self.orders.demands):
+        if stored and not all(demand.is_legal(self._case(demand, widths, groups, stored)) for demand in self.orders.demands):
             return False
         for alike in self.together:
             if len({self.spaces[space].options[widths[space]].channels == 0 for space in alike}) > 1:

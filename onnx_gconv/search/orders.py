@@ -5,6 +5,7 @@ finds on either side the order that suits it, or has a Gather there. Layers with
 """
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,15 @@ SideName = Literal["in", "out"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NO_ORDER = -1
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a side of a layer meets: the order that is stored, and what became of the layer."""
+
+    order: int
+    is_grouped: bool  # whether it gets more groups
+    is_narrowed: bool
 
 
 @dataclass(frozen=True)
@@ -39,32 +49,28 @@ class Demand:
         """Whether the order suits this side alone."""
         return self.order == self.narrowed_order
 
-    def suits(self, order: int, *, is_narrowed: bool) -> bool:
-        """Return whether a layer that gets groups needs no Gather here."""
-        return order == (self.narrowed_order if is_narrowed else self.order)
+    def has_gather(self, case: Case) -> bool:
+        """Return whether a layer has a Gather here."""
+        return case.is_grouped and case.order != (self.narrowed_order if case.is_narrowed else self.order)
 
-    def is_legal(self, order: int, *, is_grouped: bool, is_narrowed: bool) -> bool:
+    def is_legal(self, case: Case) -> bool:
         """Return whether a place may have this order: one that suits a single side is only there for it."""
-        if self.stays and not is_grouped:
-            return order == 0
-        if order <= 0 or order not in (self.order, self.narrowed_order):
-            return True
-        if order == self.narrowed_order:
-            return is_grouped and (is_narrowed or self.is_own)
+        if self.stays and not case.is_grouped:
+            return case.order == 0
+        if case.order > 0 and case.order == self.narrowed_order:
+            return case.is_grouped and (case.is_narrowed or self.is_own)
         return True
 
     def tables(self, groups: NDArray[np.int64], narrowed: NDArray[np.bool_], orders: int) -> tuple[Floats, Ints]:
         """Return costs, infinite or 0, and nanoseconds: over axes (…narrowed, groups, order)."""
         costs, times = (np.zeros((*narrowed.shape, len(groups), orders), kind) for kind in (np.float64, np.int64))
-        for is_narrowed in (False, True):
-            for option, number in enumerate(groups.tolist()):
-                for order in range(orders):
-                    cells = (narrowed == is_narrowed, option, order)
-                    is_grouped = number > self.existing
-                    if not self.is_legal(order, is_grouped=is_grouped, is_narrowed=is_narrowed):
-                        costs[cells] = np.inf
-                    elif is_grouped and not self.suits(order, is_narrowed=is_narrowed):
-                        times[cells] = self.gather_ns
+        for is_narrowed, (option, number), order in product((False, True), enumerate(groups.tolist()), range(orders)):
+            cells = narrowed == is_narrowed, option, order
+            case = Case(order, is_grouped=number > self.existing, is_narrowed=is_narrowed)
+            if not self.is_legal(case):
+                costs[cells] = np.inf
+            elif self.has_gather(case):
+                times[cells] = self.gather_ns
         return costs, times
 
 
