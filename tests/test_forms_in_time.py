@@ -77,13 +77,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Compress a model with the toy's times; what it takes `slow` times as long as predicted when it is measured."""
 
     def compress(
-        model: onnx.ModelProto, *flags: str, slow: float = 1.0, times: object = None
+        model: onnx.ModelProto, *flags: str, slow: float = 1.0, times: object = None, gather_ns: int = 0
     ) -> tuple[int, str, dict[str, object]]:
         def measured(dense: onnx.ModelProto, result: onnx.ModelProto, *_: object, **__: object) -> timing.Latency:
             return timing.Latency("ort-cpu", toy_ms(dense), toy_ms(result) * (slow if toy_ms(result) < toy_ms(dense) else 1))
 
         known = toy_times(model) if times is None else times
-        facts = Facts("ort-cpu", {}, known, GatherTimes(model, open_original(model).network.shapes, lambda *_: 0))
+        facts = Facts("ort-cpu", {}, known, GatherTimes(model, open_original(model).network.shapes, lambda *_: gather_ns))
         monkeypatch.setattr(compressing, "measure", lambda *_: facts)
         monkeypatch.setattr(in_time, "compare_latency", measured)
         save(model, tmp_path / "net.onnx")
@@ -114,6 +114,20 @@ def test_a_budget_of_time_is_kept_and_predicted(run: Run, tmp_path: Path, model:
     assert plan["spaces"] or plan["dropped"] or plan["layers"] or plan["low_rank"]
     assert plan["budget"] == {"max_latency_ms": pytest.approx(0.7 * toy_ms(model), abs=1e-6)}
     assert report["budget_met"] is True
+
+
+@pytest.mark.parametrize("gathers", ["free", "shared", "none"])
+@pytest.mark.parametrize("model", [conv_net(channels=16), block_net()], ids=["chain", "block"])
+def test_gathers_are_within_the_budget_beside_widths(run: Run, tmp_path: Path, model: onnx.ModelProto, gathers: str) -> None:
+    flags = ("--max-latency", "60%", "--forms", "group,width", "--gathers", gathers)
+    code, err, report = run(model, *flags, gather_ns=30_000)
+    assert code == 0, err
+    predicted = report["predicted_latency"]
+    assert isinstance(predicted, dict)
+    written = onnx.load(str(tmp_path / "small.onnx"))
+    count = sum(node.op_type == "Gather" for node in written.graph.node)
+    assert predicted["gathers_ms"] == pytest.approx(0.03 * count, abs=1e-4)
+    assert toy_ms(written) + 0.03 * count <= 0.6 * toy_ms(model) + 1e-6
 
 
 def test_what_is_not_in_the_table_takes_as_long_as_before(run: Run, tmp_path: Path) -> None:
