@@ -9,18 +9,25 @@ import argparse
 import itertools
 import statistics
 import time
+import zlib
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
+from onnx_gconv.errors import BudgetError
+from onnx_gconv.model.network import Layer
+from onnx_gconv.pipeline.facts import Facts
+from onnx_gconv.pipeline.gathers import GatherTimes
 from onnx_gconv.pipeline.job import Job
-from onnx_gconv.pipeline.original import open_original
-from onnx_gconv.pipeline.planning import solve
+from onnx_gconv.pipeline.original import Original, open_original
+from onnx_gconv.pipeline.planning import plan_within, solve
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.exact import search_exact
+from onnx_gconv.search.latency import LayerTimes
 from onnx_gconv.search.local import search_local
 from onnx_gconv.search.table import Option, Row, Table
 
@@ -41,7 +48,7 @@ def header(*names: str) -> None:
 @cache
 def table_of(path: Path) -> Table:
     """Return the cost table of a model: every layer solved for every legal number of groups."""
-    solved = solve(Job(open_original(path), Settings()), "free")
+    solved = solve(Job(open_original(path), Settings()), "free", None)
     assert solved.table is not None
     return solved.table
 
@@ -154,7 +161,60 @@ def resnet164(args: argparse.Namespace) -> None:
         row(f"{millions} M", f"{params:,}", f"{used(table, found.choice, budget):.3%}", f"{found.gap:.1e}", theirs)
 
 
-SECTIONS = {"small": small, "proof": proof, "budgets": budgets, "resnet164": resnet164}
+@dataclass(frozen=True)
+class ToyTime:
+    """20 MACs a nanosecond, more or less, and something for the groups."""
+
+    layer: Layer
+
+    def nanoseconds(self, ins: int, outs: int, groups: int) -> int:
+        more = 1 + 0.2 * zlib.crc32(f"{self.layer.name} {groups}".encode()) / 2**32
+        return 20_000 + round((self.layer.macs or 0) / 20 * (1 / groups + 0.05 * (groups > 1)) * more)
+
+
+def toy_facts(original: Original, ns_each: float) -> Facts:
+    """Return made-up times; a Gather takes so many nanoseconds for each number."""
+    network = original.network
+    times = {layer.name: ToyTime(layer) for layer in network.layers}
+    dense_ms = (
+        3 + sum(time.nanoseconds(0, 0, layer.groups) for layer, time in zip(network.layers, times.values(), strict=True)) / 1e6
+    )
+    gathers = GatherTimes(original.model, network.shapes, lambda tensor, _: round(ns_each * np.prod(network.shapes[tensor])))
+    return Facts("ort-cpu", {}, LayerTimes("toy", None, dense_ms, times), gathers, 16)
+
+
+def gathers(args: argparse.Namespace) -> None:
+    header(
+        "model",
+        "Gathers",
+        "ns for each number",
+        "of the dense time",
+        "cost",
+        "gap",
+        "CPU s",
+        "grouped",
+        "Gathers' share of the time",
+    )
+    for name, way, ns_each in itertools.product(args.models, ("free", "shared", "none"), (0.6, 5.0)):
+        original = open_original(args.arch / f"{name}.onnx")
+        facts = toy_facts(original, ns_each)
+        solved = solve(Job(original, Settings(max_latency=0.5, solver="paper", jobs=args.jobs), facts), way, None)
+        assert facts.times is not None
+        for share in (0.8, 0.6, 0.5):
+            started = time.process_time()
+            try:
+                planned = plan_within(solved, Budget(max_latency_ms=share * facts.times.dense_ms))
+            except BudgetError:
+                row(name, way, ns_each, f"{share:.0%}", "cannot be met", "", f"{time.process_time() - started:.1f}", "", "")
+                continue
+            assert planned.search is not None
+            assert planned.prediction is not None
+            found = f"{planned.search.cost:.4f}", f"{planned.search.gap:.1e}", f"{time.process_time() - started:.1f}"
+            part = f"{planned.prediction.gathers_ms / planned.prediction.after_ms:.1%}"
+            row(name, way, ns_each, f"{share:.0%}", *found, len(planned.plan.layers), part)
+
+
+SECTIONS = {"small": small, "proof": proof, "budgets": budgets, "resnet164": resnet164, "gathers": gathers}
 
 
 def main() -> None:
