@@ -21,6 +21,7 @@ from onnx_gconv.deploy.opset import nodes_of, standard_opset
 from onnx_gconv.errors import ModelError
 from onnx_gconv.listener import OnProgress, ignore
 from onnx_gconv.model.file import load, save
+from onnx_gconv.model.listed import delisted
 from onnx_gconv.runtime import QUIET, Feeds, run, session
 
 QuantisedFor = Literal["ort-cpu", "tensorrt"]
@@ -69,11 +70,7 @@ def _require_quantisable(model: onnx.ModelProto) -> None:
 def _prepared(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     """Return the same function as ONNX Runtime simplifies it: normalization folded, constants as initializers, nodes named."""
     source = onnx.ModelProto()
-    source.CopyFrom(model)
-    weights = {tensor.name for tensor in source.graph.initializer}
-    kept = [value for value in source.graph.input if value.name not in weights]  # one listed as an input could be replaced
-    del source.graph.input[:]
-    source.graph.input.extend(kept)
+    source.CopyFrom(delisted(model))  # a weight that is listed as an input could be replaced
     source.ir_version = max(source.ir_version, QDQ_IR)
     if standard_opset(source) < QDQ_OPSET:
         source = onnx.version_converter.convert_version(source, QDQ_OPSET)
