@@ -49,8 +49,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         choices=("fp32", "fp16", "int8"),
-        help="write the result once more in this precision, as OUT.int8.onnx or OUT.fp16.onnx beside it; needs --calib. Budgets, of "
-        "time too, are those of the float model (default fp32: only the float model)",
+        help="write the result once more in this precision, as OUT.int8.onnx or OUT.fp16.onnx beside it; needs --calib. Budgets, "
+        "of time too, are those of the float model (default fp32: only the float model)",
     )
     options.add_lowering(parser)
     options.add_verifying(parser)
