@@ -188,9 +188,9 @@ def draw(model: str, finished: Mapping[str, Mapping[str, Any]], path: Path) -> b
         axes.axhline(100 * drawn[0]["dense_top1"], color="grey", linewidth=0.8, linestyle=":")
     axes.set(title=model, xlabel="measured time / dense", ylabel="relative error of the outputs" if is_error else "top-1, %")
     axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
     if drawn:
+        axes.legend()
+        figure.tight_layout()
         figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
     return bool(drawn)
