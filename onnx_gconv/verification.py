@@ -169,12 +169,14 @@ def verify(
     `inner` names tensors that both models compute, with the order in which the second has their channels (None: the same).
     They are compared instead of outputs that cannot tell: labels and indices, which flip on a tie, and outputs that are all
     zero or NaN on these inputs; and beside outputs that agree to the last bit, as a saturated softmax does whatever came
-    before it. Where an output differs that is a Sigmoid or the like in both, what goes into it is compared instead: on noise a
-    detector's scores may all be 1e-6, and rounding far before them looks like a difference.
+    before it. Where, with `inner`, an output differs that is a Sigmoid or the like in both, what goes into it is compared instead:
+    on noise a detector's scores may all be 1e-6, and rounding far before them looks like a difference. Without, outputs decide:
+    who compares two models of his own asks for these.
     """
     how = Sampling(seed, samples, shapes or {})
     result = Verification(samples, tolerance, _differences(first, second, how))
-    result = _before_saturation(first, second, how, result, inner or {})
+    if inner is not None:
+        result = _before_saturation(first, second, how, result, inner)
     undecided = [name for name, d in result.outputs.items() if d.inconclusive or d.max_rel == float("inf")]
     if inner and (undecided or result.max_abs_error == 0):
         outputs = {name: d for name, d in result.outputs.items() if name not in undecided}

@@ -110,18 +110,19 @@ def test_scores_that_collapse_are_compared_before_they_do() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 8, 1, 1))
     # 1e-2 off at most 1,000 or so is rounding; of a Sigmoid of -14 it is a hundredth.
     model, rounded = scores(least=14.0, weight=weight), scores(least=13.99, weight=weight)
-    found = verify(model, rounded, tolerance=1e-4, seed=0)
+    found = verify(model, rounded, tolerance=1e-4, seed=0, inner={})
     assert found.passed
     assert 0 < found.max_rel_error < 1e-4
+    assert not verify(model, rounded, tolerance=1e-4, seed=0).passed  # asked of the outputs themselves, they differ
     for wrong in (weight[:, ::-1], weight[[1, 0, 2, 3]], weight * 1.001):
-        assert not verify(model, scores(least=14.0, weight=wrong), tolerance=1e-4, seed=0).passed
+        assert not verify(model, scores(least=14.0, weight=wrong), tolerance=1e-4, seed=0, inner={}).passed
 
 
 def test_scores_of_other_nodes_behind_the_same_numbers_are_other_scores() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 8, 1, 1))
     other = scores(least=14.0, weight=weight)
     other.graph.node[-1].attribute[0].ints[:] = [0, 3, 2, 1]
-    assert not verify(scores(least=14.0, weight=weight), other, tolerance=1e-4, seed=0).passed
+    assert not verify(scores(least=14.0, weight=weight), other, tolerance=1e-4, seed=0, inner={}).passed
 
 
 def test_dynamic_axes_get_a_size_that_the_model_runs_on() -> None:
