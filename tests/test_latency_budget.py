@@ -22,8 +22,8 @@ from onnx_gconv.deploy.one_layer import (
     gather_models,
     layer_model,
     layer_shape,
-    yardstick_model,
 )
+from onnx_gconv.deploy.stand import PLAIN
 from onnx_gconv.deploy.sweep import Gauge, structure_of, sweep, times_of
 from onnx_gconv.deploy.time_table import TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import MeasuredModel, Spread, Timing
@@ -229,7 +229,7 @@ def test_what_is_around_a_layer_is_no_part_of_its_time(tmp_path: Path) -> None:
     table = swept(model, tmp_path / "t.json", Framed())
     assert len(table.frames) == len({shape.input for shape in table.layers})
     times = times_of(table, model, network_of(model), path=tmp_path / "t.json")
-    scale = table.yardstick_ms / Framed().milliseconds(yardstick_model())
+    scale = table.yardstick_ms / Framed().milliseconds(PLAIN.yardstick)
     assert times.layer_ns("c2", 8, 8, 1) == pytest.approx(scale * 1_576_000, abs=2)  # 1 ms, and 8 x 8 x 9 weights
 
 

@@ -28,7 +28,11 @@ the dense model does on the samples. That brings most of the accuracy back witho
 by their weights alone, nothing is fitted, and most of the accuracy is lost until you train. --eval says how much is left.
 
 With --max-latency the layers are timed first, on this CPU or by the table of `bench --sweep`, and on this CPU the result is
-measured as well: it is never slower than asked. --forms says what may change:
+measured as well: it is never slower than asked. With --precision int8 it is the int8 model that keeps the time:
+
+  onnx-gconv compress model.onnx --max-latency 35% --calib images.npz --precision int8
+
+--forms says what may change:
 
   onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --forms group
   onnx-gconv compress model.onnx --max-macs 60% --calib images.npz --forms all
@@ -49,8 +53,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         choices=("fp32", "fp16", "int8"),
-        help="write the result once more in this precision, as OUT.int8.onnx or OUT.fp16.onnx beside it; needs --calib. Budgets, "
-        "of time too, are those of the float model (default fp32: only the float model)",
+        help="write the result once more in this precision, as OUT.int8.onnx or OUT.fp16.onnx beside it; needs --calib. With int8, "
+        "a --max-latency on this CPU is that of the int8 model, a share still of the float model's time before (default fp32: "
+        "only the float model)",
     )
     options.add_lowering(parser)
     options.add_verifying(parser)

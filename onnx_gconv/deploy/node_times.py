@@ -10,6 +10,7 @@ from onnx_gconv.deploy.timing_file import Timing
 
 # A node that ONNX Runtime puts in the place of others is called after the tensor it makes, or after one of the nodes it was.
 MADE_OF = re.compile(r"(.*?)(_nchwc|/\w*Fusion/?|_token_\d+)")
+NUMBERED = re.compile(r"(.*)_\d+")  # by our quantiser, before
 
 
 GELU = re.compile(r"Gelu(_token_\d+)?")
@@ -45,6 +46,16 @@ def _places(model: onnx.ModelProto, timing: Timing) -> dict[str, int]:
     return places | (dict(zip(gelus, erfs, strict=True)) if len(gelus) == len(erfs) else {})
 
 
+def _place(name: str, places: Mapping[str, int]) -> int | None:
+    """Return the place of the node that a profile calls so; None where it is none of the model's."""
+    for ending in (MADE_OF, NUMBERED):
+        if name in places:
+            break
+        found = ending.fullmatch(name)
+        name = found[1] if found else name
+    return places.get(name)
+
+
 def node_times(model: onnx.ModelProto, timing: Timing, total_ms: float) -> NodeTimes | None:
     """Return what the nodes take of so many milliseconds, by the profile of the named model; None where there is no profile.
 
@@ -56,8 +67,7 @@ def node_times(model: onnx.ModelProto, timing: Timing, total_ms: float) -> NodeT
         return None
     convs_ms, others_ms, added_ms = 0.0, dict[int, float](), 0.0
     for layer in timing.layers:
-        found = MADE_OF.fullmatch(layer.name)
-        place = places.get(layer.name, places.get(found[1]) if found else None)
+        place = _place(layer.name, places)
         milliseconds = (layer.median_ms or 0.0) * total_ms / seen_ms
         # An activation that was fused into a Conv has given it its name.
         if layer.kind == "conv" and (place is None or model.graph.node[place].op_type != "ConvTranspose"):

@@ -118,12 +118,6 @@ def _conv(shape: LayerShape, groups: int, source: str, result: str) -> tuple[onn
     return helper.make_node("Conv", [source, *(tensor.name for tensor in tensors)], [result], name="Conv", **attributes), tensors
 
 
-def yardstick_model() -> onnx.ModelProto:
-    """Return a Conv that is measured along with everything: what slows the device down for a while slows it down, too."""
-    shape = LayerShape((1, 64, 56, 56), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), "NOTSET", bias=True, dtype="float32")
-    return layer_model(shape, 1)
-
-
 def gather_models(tensor: Shape, dtype: str, *, before_add: bool) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     """Return two models whose difference is a Gather of the channels of this tensor, as it stands in real models.
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import onnx
 
-from onnx_gconv.deploy.block import block_of, probe_models
+from onnx_gconv.deploy.block import block_of
 from onnx_gconv.deploy.convs import Point, SweptConv, distinct, find_swept
 from onnx_gconv.deploy.node_times import node_times
-from onnx_gconv.deploy.one_layer import LayerShape, frame_model, gather_models, is_framed, layer_model, layer_shape, yardstick_model
+from onnx_gconv.deploy.one_layer import LayerShape, gather_models, is_framed, layer_shape
+from onnx_gconv.deploy.stand import PLAIN, Stand
 from onnx_gconv.deploy.time_table import Bench, GatherTime, TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import Timing
 from onnx_gconv.errors import DeployError
@@ -42,6 +43,7 @@ class Gauge:
     host: str | None
     block: int | None
     at_once: int = MODELS_AT_ONCE  # models, at most, of which all are lost when it is interrupted
+    stand: Stand = PLAIN
 
 
 def sweep(
@@ -60,10 +62,11 @@ def sweep(
     """
     table = probed(path, device)
     assert table.block is not None, "it has just been probed"
-    batches = list(_batches(_todo(model, network, table, with_groups=with_groups, with_ranks=with_ranks), device.at_once))
+    todo = _todo(model, network, table, device.stand, with_groups=with_groups, with_ranks=with_ranks)
+    batches = list(_batches(todo, device.at_once))
     for done, batch in enumerate(batches):
         progress(done, len(batches), batch[0].label)
-        timings = device.measure([yardstick_model(), *(each for task in batch for each in task.models)])
+        timings = device.measure([device.stand.yardstick, *(each for task in batch for each in task.models)])
         bench, (yardstick_ms, *times_ms) = Bench.of(timings[0], device.host), [_typical_ms(timing) for timing in timings]
         _require_same(table, bench, path)
         # A busy machine or a hot GPU slows everything down for a while: count in times of the yardstick, measured in turns.
@@ -88,8 +91,8 @@ def probed(path: Path, device: Gauge) -> TimeTable:
     table = read_table(path) if path.exists() else None
     if table is not None and table.block is not None:
         return table
-    probes = probe_models() if device.block is None else {}
-    timings = device.measure([yardstick_model(), *probes.values()])
+    probes = device.stand.probes() if device.block is None else {}
+    timings = device.measure([device.stand.yardstick, *probes.values()])
     bench, (yardstick_ms, *times_ms) = Bench.of(timings[0], device.host), [_typical_ms(timing) for timing in timings]
     if table is not None:
         _require_same(table, bench, path)
@@ -128,7 +131,9 @@ def _batches(tasks: Sequence[Task], at_once: int) -> Iterator[list[Task]]:
         yield batch
 
 
-def _todo(model: onnx.ModelProto, network: Network, table: TimeTable, *, with_groups: bool, with_ranks: bool) -> list[Task]:
+def _todo(
+    model: onnx.ModelProto, network: Network, table: TimeTable, stand: Stand, *, with_groups: bool, with_ranks: bool
+) -> list[Task]:
     """Return what is to be measured and not in the table."""
     tasks: list[Task] = []
     structure = structure_of(model, network)
@@ -139,8 +144,8 @@ def _todo(model: onnx.ModelProto, network: Network, table: TimeTable, *, with_gr
     points = distinct([point for conv in wanted for point in conv.points(*_steps(conv, table), with_groups=with_groups)])
     points = distinct([*points, *(point for _, point in _sample(convs, table))])
     framed = {point.shape.input: point.shape.dtype for point in points if is_framed(point.shape.input)}
-    tasks += [_frame_task(tensor, dtype) for tensor, dtype in framed.items() if tensor not in table.frames]
-    tasks += [_layer_task(point) for point in points if table.milliseconds(point.shape, point.groups) is None]
+    tasks += [_frame_task(stand, tensor, dtype) for tensor, dtype in framed.items() if tensor not in table.frames]
+    tasks += [_layer_task(stand, point) for point in points if table.milliseconds(point.shape, point.groups) is None]
     gathered = _gathered(model, network) if with_groups else []
     tasks += [_gather_task(tensor, dtype) for tensor, dtype in gathered if tensor not in table.gathers]
     return tasks
@@ -165,15 +170,15 @@ def _sample(convs: Sequence[SweptConv], table: TimeTable) -> list[tuple[SweptCon
     return sample
 
 
-def _layer_task(point: Point) -> Task:
+def _layer_task(stand: Stand, point: Point) -> Task:
     shape, groups = point.shape, point.groups
     label = f"{shape.input[1]} to {shape.out_channels} channels, {'x'.join(map(str, shape.kernel))}"
-    return Task(label, [layer_model(shape, groups)], lambda table, ms: table.with_layer(shape, {groups: ms[0]}))
+    return Task(label, [stand.layer(shape, groups)], lambda table, ms: table.with_layer(shape, {groups: ms[0]}))
 
 
-def _frame_task(tensor: Shape, dtype: str) -> Task:
+def _frame_task(stand: Stand, tensor: Shape, dtype: str) -> Task:
     label = f"what is around a layer of {tensor[1]} channels"
-    return Task(label, [frame_model(tensor, dtype)], lambda table, ms: table.with_frame(tensor, ms[0]))
+    return Task(label, [stand.frame(tensor, dtype)], lambda table, ms: table.with_frame(tensor, ms[0]))
 
 
 def _gather_task(tensor: Shape, dtype: str) -> Task:

@@ -64,9 +64,10 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
         with watch("evaluate"):
             progress = listener.phase("evaluating")
             evaluation = evaluate(rewritten.model, judging, reference=original.model, on_progress=progress)
-    quantised = None if samples is None else quantised_of(job, rewritten.model, samples, judging)
+    quantised = None if samples is None else quantised_of(job, rewritten.model, samples, judging, clocked)
     if not matched:
-        listener.warn("the model is within the budget as it is, so nothing was changed")
+        where = " in int8" if clocked.precision == "int8" else ""
+        listener.warn(f"the model is within the budget as it is{where}, so nothing was changed")
     elif samples is None:
         listener.warn(NOT_FITTED)
     changes = changed_nodes(original.model, original.network, matched)

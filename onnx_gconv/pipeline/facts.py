@@ -43,7 +43,12 @@ def measure(original: Original, settings: Settings, samples: Calibration | None,
     if settings.timing is None:
         forms = settings.form_names
         timed = sweep_here(
-            original, listener, threads=settings.threads, with_groups="group" in forms, with_ranks="lowrank" in forms
+            original,
+            listener,
+            threads=settings.threads,
+            precision=settings.timed_precision,
+            with_groups="group" in forms,
+            with_ranks="lowrank" in forms,
         )
     else:
         timed = read_times(original, as_path(settings.timing))

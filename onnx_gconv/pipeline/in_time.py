@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnx_gconv.deploy.precision import typed
+from onnx_gconv.deploy.timing_file import Precision
 from onnx_gconv.errors import BudgetError, LatencyError
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planned import Planned
@@ -23,10 +25,11 @@ SECONDS = 2.0  # of timing; twice as long where a budget depends on it
 
 @dataclass(frozen=True, eq=False)
 class Clocked:
-    """A plan, and what it takes on this CPU where that was measured."""
+    """A plan, and what it takes on this CPU in this precision, where that was measured."""
 
     planned: Planned
     latency: Latency | None
+    precision: Precision = "fp32"
 
     @property
     def plan(self) -> Plan:
@@ -63,7 +66,7 @@ class Chooser:
         """Return the first plan that is as fast as it must be; for a target that is not measured here, the first plan."""
         listener = self._job.listener
         slow: list[Clocked] = []
-        for planned in feasible_plans(self._job, guide=guide):
+        for planned in self._feasible(guide):
             clocked = self._tightened(self._timed(planned))
             if clocked.is_in_time:
                 return clocked
@@ -81,6 +84,15 @@ class Chooser:
             )
             return best
         raise _too_slow(best)
+
+    def _feasible(self, guide: Guide | None) -> Iterator[Planned]:
+        settings = self._job.settings
+        try:
+            yield from feasible_plans(self._job, guide=guide)
+        except BudgetError as error:
+            if settings.max_latency is None or settings.timing is not None or settings.precision == "int8":
+                raise
+            raise BudgetError(str(error), hint=f"{error.hint}; or take --precision int8, whose time counts then") from error
 
     def _tightened(self, clocked: Clocked) -> Clocked:
         """Return the clocked; or, should it take longer than its budget, the first of ever tighter ones that does not.
@@ -121,9 +133,11 @@ class Chooser:
             grouped = carry_out(original.model, matched, placement, lowering=settings.lowering)
             feeds = random_feeds(original.model, original.network.input_shapes, np.random.default_rng(settings.seed))
             seconds = SECONDS if facts.times is None else 2 * SECONDS
-            latency = compare_latency(original.model, grouped, feeds, seconds=seconds, threads=settings.threads)
+            precision = settings.timed_precision
+            made = typed(grouped, precision, original.network.input_shapes)
+            latency = compare_latency(original.model, made, feeds, seconds=seconds, threads=settings.threads)
         self._job.listener.detail(f"with --gathers {planned.plan.gathers}: {latency.ratio:.3f} of the dense time")
-        return Clocked(planned, latency)
+        return Clocked(planned, latency, precision)
 
     def _thinned(self, slow: Clocked) -> Iterator[Planned]:
         """Yield the plan with ever more of its layers dense, those first that save least for what they read and write.

@@ -184,7 +184,8 @@ def resolve_budget(job: Job) -> Budget:
     if latency is None:
         return Budget(**resolved)
     assert times is not None, "a budget in milliseconds comes with measured times"
-    return Budget(**resolved, max_latency_ms=round(latency.value * (times.dense_ms if latency.is_share else 1), 6))
+    limit_ms = round(latency.value * (times.before_ms if latency.is_share else 1), 6)
+    return Budget(**resolved, max_latency_ms=limit_ms, before_ms=times.float_ms)
 
 
 def plan_guided(solved: Solved, budget: Budget, guide: Guide | None, model: onnx.ModelProto) -> Planned:
@@ -299,7 +300,7 @@ def _predict(solved: Solved, plan: Plan, without_gathers_ms: float) -> Predictio
     if times is None or gathers is None:
         return None
     moved = gathers.of_plan(plan) / 1e6 if plan.layers else 0.0
-    return Prediction(times.runner, times.dense_ms, without_gathers_ms + moved, moved)
+    return Prediction(times.runner, times.before_ms, without_gathers_ms + moved, moved)
 
 
 def _search(solved: Solved, budget: Budget) -> tuple[SearchResult, GatheredSides]:

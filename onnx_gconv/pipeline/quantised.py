@@ -11,6 +11,7 @@ from onnx_gconv.deploy.quantising import QuantisedFor
 from onnx_gconv.deploy.timing_file import Precision
 from onnx_gconv.evaluation import Evaluation, evaluate
 from onnx_gconv.pipeline.exporting import in_int8
+from onnx_gconv.pipeline.in_time import Clocked
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.runtime import random_feeds
@@ -34,8 +35,10 @@ class Quantised:
         return {"precision": self.precision, "bytes": self.model.ByteSize(), **told}
 
 
-def quantised_of(job: Job, model: onnx.ModelProto, samples: Calibration, judging: Data | None) -> Quantised | None:
-    """Return the model in the precision that is asked for, compared, judged and timed; None for fp32."""
+def quantised_of(
+    job: Job, model: onnx.ModelProto, samples: Calibration, judging: Data | None, clocked: Clocked
+) -> Quantised | None:
+    """Return the model in the precision that is asked for, compared, judged and timed, unless it is `clocked`; None for fp32."""
     settings, original, facts = job.settings, job.original, job.facts
     if settings.precision == "fp32":
         return None
@@ -46,12 +49,12 @@ def quantised_of(job: Job, model: onnx.ModelProto, samples: Calibration, judging
         else:
             made = half(model)
             closeness = evaluate(made, samples.data, reference=model, limit=samples.samples)
-    evaluation = latency = None
+    evaluation, latency = None, clocked.latency if clocked.precision == settings.precision else None
     if judging is not None:
         with job.watch("evaluate"):
             progress = job.listener.phase("evaluating")
             evaluation = evaluate(made, judging, reference=original.model, on_progress=progress)
-    if facts.target == "ort-cpu" and (facts.times is None or facts.times.host is None):
+    if latency is None and facts.target == "ort-cpu" and (facts.times is None or facts.times.host is None):
         with job.watch("measure"):
             feeds = random_feeds(original.model, original.network.input_shapes, np.random.default_rng(settings.seed))
             latency = compare_latency(original.model, made, feeds, threads=settings.threads)

@@ -307,6 +307,12 @@ class Settings:
         return tuple(name for name in known if name in asked or "all" in asked)
 
     @property
+    def timed_precision(self) -> Precision:
+        """The precision whose time a budget is of: int8 where layers are timed here, for what is written in int8."""
+        is_timed_here = self.max_latency is not None and self.timing is None
+        return "int8" if self.precision == "int8" and is_timed_here else "fp32"
+
+    @property
     def cost_name(self) -> CostName:
         return self.cost or ("log" if self.calib is None else "trial")
 

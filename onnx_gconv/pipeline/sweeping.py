@@ -7,14 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from onnx_gconv.deploy.exporting import convert
 from onnx_gconv.deploy.host import Host, ThisMachine
 from onnx_gconv.deploy.machine import bench_here
 from onnx_gconv.deploy.node_times import named
+from onnx_gconv.deploy.one_layer_int8 import is_int8_layer
 from onnx_gconv.deploy.precision import typed
 from onnx_gconv.deploy.program import RunnerCall
+from onnx_gconv.deploy.stand import INT8_ON_CPU, PLAIN
 from onnx_gconv.deploy.sweep import Gauge, gather_time, interpolation_errors, probed, sweep, times_of
 from onnx_gconv.deploy.time_cache import cache_file
 from onnx_gconv.deploy.time_table import TimeTable, read_table
@@ -24,8 +27,10 @@ from onnx_gconv.model.file import save
 from onnx_gconv.model.shapes import dynamic_inputs, input_shapes
 from onnx_gconv.pipeline.gathers import GatherTimes
 from onnx_gconv.pipeline.original import Original
+from onnx_gconv.runtime import random_feeds
 from onnx_gconv.search.latency import LayerTimes
 from onnx_gconv.search.target import CHANNEL_BLOCK, INT8_BLOCK_OF_TENSORRT, TargetName
+from onnx_gconv.timing import compare_latency
 
 LAYER_SECONDS = 0.1  # of what --seconds says: there are many layers, and each is short
 LAYER_SECONDS_ON_CPU = 0.01  # there they take no more than a few milliseconds, and no time to build
@@ -100,11 +105,12 @@ def _gauge(call: RunnerCall, host: Host, original: Original | None) -> Gauge:
                 if model is whole and is_cpu:
                     fixed = named(fixed)
                 paths.append(Path(folder) / f"{number}.onnx")
-                save(typed(fixed, call.precision, input_shapes(fixed, {})) if call.typed else fixed, paths[-1])
+                is_typed = not call.typed or is_int8_layer(fixed)
+                save(fixed if is_typed else typed(fixed, call.precision, input_shapes(fixed, {})), paths[-1])
             return host.measure(replace(call, models=tuple(paths), seconds=seconds, shapes=shapes, profile=is_whole and is_cpu))
 
     if is_cpu:
-        return Gauge(measure, host.address, None)
+        return Gauge(measure, host.address, None, stand=INT8_ON_CPU if call.precision == "int8" else PLAIN)
     block = INT8_BLOCK_OF_TENSORRT if call.precision == "int8" else CHANNEL_BLOCK[target_of(call.runner)]
     return Gauge(measure, host.address, block, ENGINES_AT_ONCE)
 
@@ -137,13 +143,23 @@ def sweep_here(
     with_groups: bool = True,
     with_ranks: bool = False,
 ) -> Timed:
-    """Return the times of the model's Convs on this CPU: those of an earlier run, and the others measured now."""
+    """Return the times of the model's Convs on this CPU: those of an earlier run, and the others measured now.
+
+    In int8 they say as well what the model takes in float, which a budget is a share of.
+    """
     with _kept_times(precision, threads) as path:
         call = RunnerCall("ort-cpu", (), precision=precision, typed=precision != "fp32", threads=threads)
         table = run_sweep(
             original, call, ThisMachine(TIMEOUT_SECONDS), path, listener, with_groups=with_groups, with_ranks=with_ranks
         )
-        return _timed(original, table, path)
+        timed = _timed(original, table, path)
+    if precision == "fp32":
+        return timed
+    # Interleaved, and at the end: the one figure that compares two precisions must not suffer from what happens between.
+    lower = typed(original.model, precision, original.network.input_shapes)
+    feeds = random_feeds(original.model, original.network.input_shapes, np.random.default_rng(0))
+    ratio = compare_latency(original.model, lower, feeds, threads=threads).ratio
+    return replace(timed, latencies=replace(timed.latencies, float_ms=timed.latencies.dense_ms / ratio))
 
 
 def block_here(*, threads: int = 1) -> int:

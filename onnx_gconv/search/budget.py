@@ -85,6 +85,7 @@ class Budget:
     max_macs: int | None = None
     max_flops: int | None = None
     max_latency_ms: float | None = None
+    before_ms: float | None = None  # no limit, but what the model takes as it was given, where another precision was timed
 
     @property
     def macs(self) -> int | None:
@@ -104,10 +105,19 @@ class Budget:
 
     def as_dict(self) -> dict[str, int | float]:
         """Return the limits that are set, by the names the plan file uses."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None and name.startswith("max_")}
+
+    def time_share(self, part_ns: int, dense_ns: int) -> str:
+        """Return the share of the time that a budget is of, in percent; `dense_ns` is that of the model as it was timed."""
+        return share(part_ns, dense_ns if self.before_ms is None else round(self.before_ms * 1e6))
 
     def allows(self, params: int, macs: int | None) -> bool:
         """Return whether a model of this cost is within every limit; unknown MACs are within no limit."""
         if self.max_params is not None and params > self.max_params:
             return False
         return self.macs is None or (macs is not None and macs <= self.macs)
+
+
+def share(part: int, whole: int) -> str:
+    """Return the share in percent, rounded up, so that asking for what is printed is enough."""
+    return f"{-(-part * 10000 // whole) / 100 if whole else 100:.2f}%"

@@ -27,9 +27,15 @@ class LayerTimes:
 
     runner: str
     host: str | None  # None for this machine
-    dense_ms: float
+    dense_ms: float  # in the precision that was timed
     layers: Mapping[str, ConvTime]  # by the Conv's output tensor, depthwise Convs among them
     others_ns: Mapping[str, float] = field(default_factory=dict)  # by the first output
+    float_ms: float | None = None  # the model as it was given, where another precision was timed
+
+    @property
+    def before_ms(self) -> float:
+        """What the model takes as it was given: shares of a budget are of it."""
+        return self.dense_ms if self.float_ms is None else self.float_ms
 
     def covers(self, name: str) -> bool:
         """Return whether there are times of this Conv."""

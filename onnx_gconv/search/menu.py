@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnx_gconv.errors import BudgetError
-from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.budget import Budget, share
 from onnx_gconv.search.orders import NO_ORDERS, Case, Demand, Orders
-from onnx_gconv.search.table import share
 
 Clock = Callable[[int, int, int], int]  # whole nanoseconds, by the channels of both sides and the groups
 Totals = tuple[int, int, int]  # parameters, MACs, nanoseconds
@@ -179,7 +178,7 @@ def refusal(menu: Menu, budget: Budget, smallest: Totals) -> BudgetError:
         ("--max-params", budget.max_params, f"{params:,}", "parameters", share(params, all_params)),
         ("--max-macs", budget.max_macs, f"{macs:,}", "MACs", share(macs, all_macs)),
         ("--max-flops", budget.max_flops, f"{2 * macs:,}", "FLOPs", share(macs, all_macs)),
-        ("--max-latency", budget.max_latency_ms, f"{milliseconds:.4f}", "ms", share(latency_ns, all_ns)),
+        ("--max-latency", budget.max_latency_ms, f"{milliseconds:.4f}", "ms", budget.time_share(latency_ns, all_ns)),
     )
     limited = [(option, limit, amount, unit, part) for option, limit, amount, unit, part in words if limit is not None]
     asked = ", ".join(f"max {option[6:]} {limit:,}{' ms' * (unit == 'ms')}" for option, limit, _, unit, _ in limited)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from onnx_gconv.errors import BudgetError
-from onnx_gconv.search.budget import Budget
+from onnx_gconv.search.budget import Budget, share
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def require_feasible(table: Table, budget: Budget) -> None:
         raise BudgetError(
             f"the budget cannot be met: you asked for {limit / 1e6:.4g} ms, but even with every layer at its fastest number of "
             f"groups the model takes {fastest / 1e6:.4g} ms, by the times in the table.",
-            hint=f"feasible: --max-latency from {share(fastest, dense)} up to 100%; exclude fewer layers to go lower",
+            hint=f"feasible: --max-latency from {budget.time_share(fastest, dense)} up to 100%; exclude fewer layers to go lower",
         )
     params, macs = table.totals(table.smallest())
     if budget.allows(params, macs):
@@ -123,8 +123,3 @@ def require_feasible(table: Table, budget: Budget) -> None:
         hint=f"feasible: {'; '.join(ranges)} up to 100%; to go lower, exclude fewer layers, lower "
         "--min-group-channels or use --target generic",
     )
-
-
-def share(part: int, whole: int) -> str:
-    """Return the share in percent, rounded up, so that asking for what is printed is enough."""
-    return f"{-(-part * 10000 // whole) / 100 if whole else 100:.2f}%"
