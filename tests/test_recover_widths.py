@@ -8,7 +8,7 @@ import pytest
 from fitting import Normal, batches, distance, grouped, outputs
 from random_cnn import RandomCnn
 from tiny import from_text, gconv, get_tensor, residual_net, save
-from widths import Done, Odds, Subject, plan_of, random_plan, subject
+from widths import Done, Odds, Subject, graph, plan_of, random_plan, subject
 
 from onnx_gconv.errors import DataError
 from onnx_gconv.model.constants import Constants
@@ -16,9 +16,10 @@ from onnx_gconv.plans import Plan, PlannedSpace, read_plan
 from onnx_gconv.recover.fitting import FitOptions, FittedModel, fit_layers
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.site import find_sites
-from onnx_gconv.rewrite.group import carry_out, placement_of
+from onnx_gconv.rewrite.group import carry_out, group, placement_of
 from onnx_gconv.rewrite.mask import dropped_share, mask
 from onnx_gconv.rewrite.match import Matched, match
+from onnx_gconv.verification import verify
 
 TOLERANCE = 5e-5  # float32 rounding through a dozen layers, where outputs may cancel
 ODDS = (
@@ -112,6 +113,7 @@ def block(normal: Normal) -> onnx.ModelProto:
     )
 
 
+NORM = "BatchNormalization (d, s_8, t_8, m_8, v_8)"
 FEEDS = batches(20, 8, 6, 6, name="x")
 
 
@@ -203,7 +205,7 @@ def test_what_has_groups_keeps_the_plans_channels(name: str, normal: Normal) -> 
     assert found.matched.spaces[0].keep.tolist() == [1, 2, 3, 7]
 
 
-def test_a_dropped_branch_becomes_what_it_gives_on_average(normal: Normal) -> None:
+def test_a_dropped_branch_becomes_what_it_gives_on_average_where_nothing_is_fitted_behind_it(normal: Normal) -> None:
     dense = block(normal)
     matched = match(dense, plan_of(dropped=("last",)))
     found = fitted_to(dense, matched, FEEDS).model
@@ -212,6 +214,31 @@ def test_a_dropped_branch_becomes_what_it_gives_on_average(normal: Normal) -> No
     (branch,) = outputs(dense, image, "last")
     np.testing.assert_allclose(get_tensor(found, "b2"), branch.mean(axis=(0, 2, 3)), atol=1e-4)
     np.testing.assert_array_equal(get_tensor(found, "w1"), get_tensor(dense, "w1"))  # not fitted: nobody reads it
+
+
+@pytest.mark.parametrize(
+    "last", ["e = Conv (r, u_8_8_1_1, c_8)", f"d = Conv (r, u_8_8_1_1) e = {NORM}"], ids=["bias", "normalization"]
+)
+def test_a_dropped_branch_leaves_nothing_where_what_is_fitted_behind_it_makes_up_for_its_mean(last: str) -> None:
+    inner = f"c = Conv <pads = [1, 1, 1, 1]> (s, w_8_8_3_3, b_8) r = Relu (c) {last}"
+    model = graph(f"a = Conv (x, w_8_4_1_1, a_8) s = Relu (a) {inner} t = Add (e, s) q = Relu (t) y = Conv (q, w_3_8_1_1, b_3)")
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal((1, 4, 6, 6)).astype(np.float32)} for _ in range(60)]
+    matched = match(model, plan_of(dropped=("d" if "d =" in last else "e",)))
+    found = fitted_to(model, matched, feeds).model
+    assert not get_tensor(found, "u_8_8_1_1").any()
+    # Not even the Add, and a Relu of what a Relu gave, are written.
+    written = group(found, matched)
+    assert [node.op_type for node in written.graph.node] == ["Conv", "Relu", "Conv"]
+    assert verify(found, written, tolerance=TOLERANCE, seed=0).passed
+    means = [np.mean([outputs(each, feed, "y")[0] for feed in feeds], axis=(0, 1, 3, 4)) for each in (model, found)]
+    np.testing.assert_allclose(means[1], means[0], atol=1e-4)
+
+
+def test_an_add_that_the_model_gives_out_stays() -> None:
+    model = graph("s = Relu (x) c = Conv (s, w_4_4_1_1) r = Relu (c) e = Conv (r, u_4_4_1_1) y = Add (e, s)")
+    written = group(model, match(model, plan_of(dropped=("e",))))
+    assert [node.op_type for node in written.graph.node] == ["Relu", "Add"]
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------

@@ -100,6 +100,10 @@ def _by_channels(rate: float) -> Clock:
     return lambda ins, outs, groups: round(rate * ins)
 
 
+def _by_outputs(rate: float) -> Clock:
+    return lambda ins, outs, groups: round(rate * outs)
+
+
 class _Counting:
     """How the parameters and MACs of each node follow from widths and groups."""
 
@@ -145,13 +149,22 @@ class _Counting:
         return Product(names, ins, outs, numbers // pairs, macs // pairs, options, clock, places, rank_clock)
 
     def others(self) -> list[Product]:
-        """Return what nodes other than Convs take, for each space whose channels they work on."""
+        """Return what nodes other than Convs take, for each space whose channels they work on; an Add goes with its branch."""
         rates: dict[int, float] = {}
+        products = []
+        branches = {branch.add: branch for branch in self._offer.branches}
+        place = {space.name: number for number, space in enumerate(self._offer.spaces)}
         for tensor, nanoseconds in self._watch.times.others_ns.items() if self._watch is not None else ():
             side = self._side(tensor) if tensor in self._spaces.axes else Side(1)
+            rate = nanoseconds / self._full(side)
+            if tensor in branches:
+                inner = Side(0, (place[branches[tensor].spaces[0]],))
+                products.append(Product((), inner, side, 0, 0, clock=_by_outputs(rate)))
+                continue
             for space in side.spaces:
-                rates[space] = rates.get(space, 0.0) + nanoseconds / self._full(side)
-        return [Product((), Side(0, (space,)), Side(1), 0, 0, clock=_by_channels(rate)) for space, rate in rates.items()]
+                rates[space] = rates.get(space, 0.0) + rate
+        alone = [Product((), Side(0, (space,)), Side(1), 0, 0, clock=_by_channels(rate)) for space, rate in rates.items()]
+        return alone + products
 
     def _full(self, side: Side) -> int:
         return side.fixed + sum(self._offer.spaces[number].channels for number in side.spaces)

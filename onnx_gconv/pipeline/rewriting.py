@@ -64,7 +64,7 @@ def rewrite(
 
     verification = None
     if settings.verify:
-        inner = {name: placement.read.get(name) for name in matched.changed}
+        inner = {name: placement.read.get(name) for name in matched.changed_in(make_grouped())}
         verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, seed=settings.seed)
     else:
         listener.warn("not verified: --no-verify was given")

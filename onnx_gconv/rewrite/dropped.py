@@ -1,5 +1,9 @@
-"""What a dropped residual branch leaves behind: the constant that its last Conv gives when all its weights are zero."""
+"""What a dropped residual branch leaves behind: the constant that its last Conv gives when all its weights are zero.
 
+Where that constant is zero, nothing is left: the Add goes, too, and the Relu behind it if there was one before the block.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +47,58 @@ def drop(surgery: Surgery, constants: Constants, branch: Branch, order: Order | 
     read = [*last.inputs[2:], *(norm.inputs[1:] if norm is not None else ())]
     computed_with = frozenset[str]().union(*(constants.stored_in(tensor.name) for tensor in read if tensor.name))
     return Remnant(name, Taken(source, (kept,), shape) if is_same else None, computed_with)
+
+
+def erase(surgery: Surgery, remnants: Iterable[Remnant]) -> None:
+    """Take out every Add of nothing but zeros, and a Relu of what a Relu gave; what the model gives out keeps its name."""
+    for remnant in remnants:
+        if surgery.value(surgery.tensor(remnant.name)).any():
+            continue
+        add = next(node for node in surgery.graph.nodes if any(tensor.name == remnant.name for tensor in node.inputs))
+        (shortcut,) = (tensor for tensor in add.inputs if tensor.name != remnant.name)
+        if not _bypass(surgery, add, shortcut):
+            continue
+        if _produced_by_relu(surgery, shortcut):
+            for relu in [node for node in surgery.graph.nodes if node.op == "Relu" and node.inputs[0].name == shortcut.name]:
+                _bypass(surgery, relu, shortcut)
+
+
+def _produced_by_relu(surgery: Surgery, tensor: gs.Tensor) -> bool:
+    return any(node.op == "Relu" and tensor.name in (each.name for each in node.outputs) for node in surgery.graph.nodes)
+
+
+def _bypass(surgery: Surgery, node: gs.Node, source: gs.Tensor) -> bool:
+    """Let all that read the node's result read the source instead; False where the result is the model's own, so it stays."""
+    (result,) = node.outputs
+    if any(output.name == result.name for output in surgery.graph.outputs):
+        return False
+    for reader in surgery.graph.nodes:
+        for slot, tensor in enumerate(reader.inputs):
+            if tensor.name == result.name:
+                reader.inputs[slot] = source
+    return True
+
+
+def empty(model: onnx.ModelProto, branches: Iterable[Branch]) -> tuple[onnx.ModelProto, frozenset[str]]:
+    """Return the masked model with the constants of these branches zero, and which of them are: not those that others read."""
+    constants, surgery, done = Constants(model), Surgery(model), []
+    for branch in branches:
+        last, norm = _ends(surgery, branch)
+        held = [last.inputs[2].name] if norm is None and _has_bias(last) else []
+        held = held if norm is None else [norm.inputs[SCALE].name, norm.inputs[SHIFT].name]
+        names = [constants.origin(name) for name in held]
+        if all(constants.is_stored(name) and len(constants.readers(name)) == 1 for name in names):
+            done.append(branch.name)
+            for name in names:
+                surgery.constant(name, np.zeros_like(constants.value(name)))
+    return surgery.finish(), frozenset(done)
+
+
+def emptied_tensors(model: onnx.ModelProto, branches: Iterable[Branch]) -> set[str]:
+    """Return the tensors that hold the constants of branches of which nothing is left."""
+    constants, surgery = Constants(model), Surgery(model)
+    found = {_stored_remnant(*_ends(surgery, branch), constants) for branch in branches}
+    return {name for name in found if name and not constants.value(name).any()}
 
 
 def settle(model: onnx.ModelProto, branches: tuple[Branch, ...]) -> onnx.ModelProto:

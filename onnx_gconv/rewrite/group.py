@@ -18,7 +18,7 @@ from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.model.surgery import Surgery
-from onnx_gconv.rewrite.dropped import drop
+from onnx_gconv.rewrite.dropped import drop, erase
 from onnx_gconv.rewrite.low_rank import factor
 from onnx_gconv.rewrite.lowering import LoweringName, lower
 from onnx_gconv.rewrite.match import Matched
@@ -109,8 +109,8 @@ def write(model: onnx.ModelProto, matched: Matched, placement: Placement) -> Wri
 
 def _rewrite(edit: _Edit, matched: Matched, placement: Placement) -> list[gs.Node]:
     """Do all that a plan says, and return its grouped Convs."""
-    for branch in matched.dropped:
-        remnant = drop(edit.surgery, edit.constants, branch, placement.read.get(branch.add))
+    remnants = [drop(edit.surgery, edit.constants, branch, placement.read.get(branch.add)) for branch in matched.dropped]
+    for remnant in remnants:
         if remnant.taken is not None:
             edit.taken[remnant.name] = remnant.taken
         else:
@@ -126,6 +126,7 @@ def _rewrite(edit: _Edit, matched: Matched, placement: Placement) -> list[gs.Nod
     grouped = [edit.surgery.node_of(name) for name in existing]  # a Gather may take over the name of what a Conv writes
     for gather in placement.gathers:
         _write_gather(edit, gather)
+    erase(edit.surgery, remnants)  # last: until here nodes are known by what they give
     return grouped
 
 

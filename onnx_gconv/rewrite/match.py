@@ -73,11 +73,15 @@ class Matched:
                 outputs |= dict.fromkeys((*space.writers, *space.passing), keep)
         return replace(self, spaces=tuple(spaces), inputs=inputs, outputs=outputs)
 
-    @property
-    def changed(self) -> list[str]:
-        """A tensor of each thing that the plan changes: what tells whether that was done right, if the outputs do not."""
+    def changed_in(self, written: onnx.ModelProto) -> list[str]:
+        """Return a tensor of each thing that the plan changes: what tells whether that was done right, if the outputs do not.
+
+        The Add of a branch of which nothing is left is not among what was written.
+        """
+        there = {name for node in written.graph.node for name in node.output}
         narrowed = [each.space.name for each in self.spaces]
-        return [each.layer.name for each in self.layers] + narrowed + [branch.add for branch in self.dropped] + [*self.ranks]
+        sums = [branch.add for branch in self.dropped if branch.add in there]
+        return [each.layer.name for each in self.layers] + narrowed + sums + [*self.ranks]
 
     @property
     def sides(self) -> tuple[Mapping[str, Order], Mapping[str, Order]]:

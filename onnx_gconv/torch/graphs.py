@@ -101,7 +101,8 @@ class Graphs:
 
     def _difference(self) -> str:
         """Return how the compact model differs from the masked one, "" if it does not: models may amplify rounding."""
-        inner, tolerance = {name: self._placement.read.get(name) for name in self._matched.changed}, default_tolerance(self._start)
+        changed, tolerance = self._matched.changed_in(self._compact.model), default_tolerance(self._start)
+        inner = {name: self._placement.read.get(name) for name in changed}
         try:
             found = verify(self._start, self._compact.model, tolerance=tolerance, seed=self._seed, shapes=self._shapes, inner=inner)
         except VerifyError as error:

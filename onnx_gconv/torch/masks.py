@@ -5,6 +5,7 @@ import torch
 
 from onnx_gconv.errors import PlanError, TrainingError
 from onnx_gconv.model.constants import Constants
+from onnx_gconv.rewrite.dropped import emptied_tensors
 from onnx_gconv.rewrite.mask import masks
 from onnx_gconv.rewrite.match import Matched
 from onnx_gconv.torch.module import OnnxModule
@@ -33,4 +34,7 @@ def hold_masks(module: OnnxModule, model: onnx.ModelProto, matched: Matched) -> 
                 "be masked where it is.",
                 hint="`onnx-gconv mask` gives each Conv a weight of its own: train its output",
             )
-    module.hold({each.weight: torch.from_numpy(each.keep).expand(weights[each.weight].shape) for each in found})
+    kept = {each.weight: torch.from_numpy(each.keep).expand(weights[each.weight].shape) for each in found}
+    # Of a branch that has left nothing, nothing comes back: its Add is gone from what is written.
+    emptied = emptied_tensors(model, matched.dropped) & weights.keys()
+    module.hold(kept | {name: torch.zeros_like(weights[name], dtype=torch.bool) for name in emptied})
