@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -74,18 +74,30 @@ Run = Callable[..., tuple[int, str, dict[str, object]]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Compress a model with the toy's times; what it takes `slow` times as long as predicted when it is measured."""
+    """Compress a model with the toy's times; what it takes `slow` times as long as predicted when it is measured.
+
+    The toy's are those of another precision where the model takes `in_float` times as long in float.
+    """
 
     def compress(
-        model: onnx.ModelProto, *flags: str, slow: float = 1.0, times: object = None, gather_ns: int = 0
+        model: onnx.ModelProto,
+        *flags: str,
+        slow: float = 1.0,
+        times: object = None,
+        gather_ns: int = 0,
+        in_float: float = 1.0,
     ) -> tuple[int, str, dict[str, object]]:
         def measured(dense: onnx.ModelProto, result: onnx.ModelProto, *_: object, **__: object) -> timing.Latency:
-            return timing.Latency("ort-cpu", toy_ms(dense), toy_ms(result) * (slow if toy_ms(result) < toy_ms(dense) else 1))
+            after_ms = toy_ms(result) * (slow if toy_ms(result) < toy_ms(dense) else 1)
+            return timing.Latency("ort-cpu", in_float * toy_ms(dense), after_ms)
 
         known = toy_times(model) if times is None else times
+        if in_float != 1:
+            known = replace(toy_times(model), float_ms=in_float * toy_ms(model))
         facts = Facts("ort-cpu", {}, known, GatherTimes(model, open_original(model).network.shapes, lambda *_: gather_ns))
         monkeypatch.setattr(compressing, "measure", lambda *_: facts)
         monkeypatch.setattr(in_time, "compare_latency", measured)
+        monkeypatch.setattr(in_time, "typed", lambda model, *_: model)  # the toy reads no int8
         save(model, tmp_path / "net.onnx")
         np.savez(tmp_path / "calib.npz", image=np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype(np.float32))
         out = ("-o", tmp_path / "small.onnx", "--json")
@@ -158,6 +170,43 @@ def test_a_time_that_no_width_reaches_is_refused_with_the_range_that_can_be_had(
     lowest = err.split("--max-latency from ")[1].split("(")[1].split("%")[0]
     assert run(model, "--max-latency", f"{lowest}%")[0] == 0
     assert run(model, "--max-latency", f"{float(lowest) - 0.02}%")[0] == 1
+
+
+def test_with_int8_the_budget_is_that_of_the_int8_model_and_a_share_of_the_float_models_time(run: Run, tmp_path: Path) -> None:
+    model = conv_net(channels=16)
+    code, err, report = run(model, "--max-latency", "30%", "--precision", "int8", in_float=2.0)
+    assert code == 0, err
+    assert report["budget"] == {"max_latency_ms": pytest.approx(0.6 * toy_ms(model), abs=1e-6)}
+    assert report["budget_met"] is True
+    predicted, lower = report["predicted_latency"], report["quantised"]
+    assert isinstance(predicted, dict)
+    assert isinstance(lower, dict)
+    assert predicted["before_ms"] == pytest.approx(2 * toy_ms(model), abs=1e-4)
+    ratio = ratio_of(tmp_path / "small.onnx", model) / 2
+    assert ratio <= 0.3
+    assert [predicted["ratio"], lower["latency"]["ratio"]] == pytest.approx([ratio, ratio], abs=1e-3)
+    assert report["latency"] is None  # the float model's, which nobody asked for
+
+
+def test_what_int8_reaches_alone_is_not_narrowed(run: Run, tmp_path: Path) -> None:
+    model = conv_net(channels=16)
+    code, err, report = run(model, "--max-latency", "55%", "--precision", "int8", in_float=2.0)
+    assert code == 0, err
+    assert "within the budget as it is in int8" in err
+    assert ratio_of(tmp_path / "small.onnx", model) == 1
+    assert report["quantised"] is not None
+
+
+def test_a_time_that_int8_does_not_reach_is_refused_as_a_share_of_the_float_models(run: Run) -> None:
+    model = conv_net(channels=16)
+    code, err, _ = run(model, "--max-latency", "1%", "--precision", "int8", in_float=2.0)
+    assert code == 1
+    assert "--precision int8" not in err  # it is set already
+    lowest = err.split("--max-latency from ")[1].split("(")[1].split("%")[0]
+    assert run(model, "--max-latency", f"{lowest}%", "--precision", "int8", in_float=2.0)[0] == 0
+    assert run(model, "--max-latency", f"{float(lowest) - 0.02}%", "--precision", "int8", in_float=2.0)[0] == 1
+    code, err, _ = run(model, "--max-latency", "1%")
+    assert "--precision int8" in err
 
 
 def test_times_of_another_host_are_not_measured_here(run: Run) -> None:

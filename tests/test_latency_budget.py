@@ -11,7 +11,8 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import conv_net, gconv, save, set_tensor
+from onnx import numpy_helper
+from tiny import conv_net, from_text, gconv, save, set_tensor
 
 from onnx_gconv import timing
 from onnx_gconv.deploy.one_layer import (
@@ -23,7 +24,8 @@ from onnx_gconv.deploy.one_layer import (
     layer_model,
     layer_shape,
 )
-from onnx_gconv.deploy.stand import PLAIN
+from onnx_gconv.deploy.one_layer_int8 import int8_layer_model, is_int8_layer
+from onnx_gconv.deploy.stand import INT8_ON_CPU, PLAIN
 from onnx_gconv.deploy.sweep import Gauge, structure_of, sweep, times_of
 from onnx_gconv.deploy.time_table import TimeTable, read_table, write_table
 from onnx_gconv.deploy.timing_file import MeasuredModel, Spread, Timing
@@ -152,6 +154,44 @@ def test_a_frame_is_a_one_layer_model_without_the_layer() -> None:
     feeds = random_feeds(frame, input_shapes(frame, {}), np.random.default_rng(0))
     found = [run(session(model), feeds)[OUTPUT] for model in (frame, whole)]
     assert [part.shape for part in found if isinstance(part, np.ndarray)] == [(1, 8, 1, 1), (1, 16, 1, 1)]
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_one_layer_model_in_int8_is_the_layer_with_its_channels_last(groups: int) -> None:
+    shape = LayerShape((1, 8, 6, 6), 16, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), "NOTSET", bias=True, dtype="float32")
+    alone = int8_layer_model(shape, groups)
+    assert is_int8_layer(alone)
+    values = np.random.default_rng(0).integers(0, 255, (1, 6, 6, 8)).astype(np.uint8)
+    found = run(session(alone), {INPUT: values})[OUTPUT]
+    # The scales of the model: .02 in, .01 for weights, 1 out, and zero at 128.
+    weight = next(numpy_helper.to_array(tensor) for tensor in alone.graph.initializer if tensor.name == "weight")
+    conv = f"Conv <pads = [1, 1, 1, 1], strides = [2, 2], group = {groups}>"
+    plain = from_text(f"m (float[1,8,6,6] x) => (float[1,16,3,3] y) {{ y = {conv} (x, w) }}", w=weight.astype(np.float32))
+    exact = run(session(plain), {"x": (values.astype(np.float32) - 128).transpose(0, 3, 1, 2)})["y"]
+    assert isinstance(exact, np.ndarray)
+    wanted = np.clip(np.rint(exact * 0.02 * 0.01) + 128, 0, 255).transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(np.asarray(found), wanted, atol=1)  # halves may be rounded either way
+
+
+def test_a_sweep_in_int8_times_layers_in_int8(tmp_path: Path) -> None:
+    seen: list[onnx.ModelProto] = []
+
+    def measure(models: Sequence[onnx.ModelProto]) -> list[Timing]:
+        seen.extend(models)
+        return ToyDevice().measure(models)
+
+    model = conv_net()
+    table = sweep(
+        *(model, network_of(model), tmp_path / "t.json"),
+        device=Gauge(measure, None, 1, stand=INT8_ON_CPU),
+        progress=lambda *_: None,
+        with_groups=False,
+    )
+    assert [each for each in seen if not is_int8_layer(each)] == [model]  # the whole model is quantised by the one who measures
+    assert table.layers
+    probes = INT8_ON_CPU.probes()
+    channels = {size: probe.graph.input[0].type.tensor_type.shape.dim[3].dim_value for size, probe in probes.items()}
+    assert all(count % size == 0 and count % (2 * size) for size, count in channels.items())
 
 
 @pytest.mark.parametrize("before_add", [False, True])

@@ -57,6 +57,11 @@ def test_a_profile_is_read_in_the_names_that_the_runtime_gives() -> None:
     assert found == NodeTimes(6.0, {2: 6.0, 5: 8.0})  # a ConvTranspose is no Conv
 
 
+def test_in_int8_names_have_numbers_as_well() -> None:
+    found = node_times(model_of(TEXT), profile({"Conv:a_0_token_1": 2, "b_1": 3, "d_3_token_12": 1, "x_QuantizeLinear": 0}), 6.0)
+    assert found == NodeTimes(2.0, {1: 3.0, 3: 1.0})
+
+
 def test_what_the_runtime_adds_belongs_to_the_nodes_around_it_and_no_more_than_doubles_them() -> None:
     times = {"Conv:a_nchwc": 4.0, "b": 1.0, "d": 3.0}
     assert node_times(model_of(TEXT), profile({**times, "ReorderInput": 2.0}), 10.0) == NodeTimes(4.0, {1: 1.5, 3: 4.5})

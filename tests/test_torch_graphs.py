@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from tiny import Finished, gconv, save
+from tiny import Finished, gconv, get_tensor, save
 from widths import Odds, graph, plan_of, random_plan, subject
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'onnx-gconv[torch]'")
@@ -20,6 +20,7 @@ import onnx_gconv  # noqa: E402
 from onnx_gconv.errors import UsageError  # noqa: E402
 from onnx_gconv.plans import Plan, PlannedSpace  # noqa: E402
 from onnx_gconv.rewrite.compact import compact  # noqa: E402
+from onnx_gconv.rewrite.dropped import empty  # noqa: E402
 from onnx_gconv.rewrite.group import group, placement_of  # noqa: E402
 from onnx_gconv.rewrite.mask import dropped_share, mask  # noqa: E402
 from onnx_gconv.rewrite.match import match  # noqa: E402
@@ -82,6 +83,8 @@ def case(name: str) -> tuple[onnx.ModelProto, Plan, Spool]:
         return onnx.load(DIGITS), narrowed_digits(), Spool(dict(np.load(IMAGES)), None)
     images = np.random.default_rng(0).standard_normal((100, 4, 6, 6)).astype(np.float32)
     model = graph(NORMALIZED)
+    if name == "emptied":
+        model, _ = empty(model, match(model, NORMALIZED_PLAN).dropped)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
     return model, NORMALIZED_PLAN, Spool({"x": images}, None)
 
@@ -129,6 +132,20 @@ def test_a_step_is_the_same_in_both_graphs(name: str) -> None:
     moved = [name for name, value in compact_ones[0].items() if np.abs(value - compact_ones[2][name]).max() > 1e-4]
     assert len(moved) > 0.8 * len(compact_ones[0])
     assert [name for name in moved if name.endswith("_mean")]  # what is left of the dropped branch
+
+
+def test_of_a_branch_that_left_nothing_nothing_comes_back() -> None:
+    """Else the Add would be written again, and the model would take longer than planned."""
+    model, plan, spool = case("emptied")
+    graphs = graphs_of(model, plan)
+    assert graphs.obstacle() == ""
+    tuned = []
+    for student in (graphs.compact(), graphs.masked()):
+        training(student, model, spool).train_epoch(1, no_progress)
+        tuned.append(graphs.returned(student))
+        assert not get_tensor(tuned[-1], "t_8_o").any()
+        assert sum(node.op_type == "Add" for node in group(tuned[-1], match(tuned[-1], plan)).graph.node) == 1
+    assert np.abs(get_tensor(tuned[0], "d_8") - get_tensor(model, "d_8")).max() > 1e-4  # another branch's was trained
 
 
 @pytest.mark.parametrize("name", ["digits", "normalized"])

@@ -83,10 +83,7 @@ def empty(model: onnx.ModelProto, branches: Iterable[Branch]) -> tuple[onnx.Mode
     """Return the masked model with the constants of these branches zero, and which of them are: not those that others read."""
     constants, surgery, done = Constants(model), Surgery(model), []
     for branch in branches:
-        last, norm = _ends(surgery, branch)
-        held = [last.inputs[2].name] if norm is None and _has_bias(last) else []
-        held = held if norm is None else [norm.inputs[SCALE].name, norm.inputs[SHIFT].name]
-        names = [constants.origin(name) for name in held]
+        names = _holding(*_ends(surgery, branch), constants)
         if all(constants.is_stored(name) and len(constants.readers(name)) == 1 for name in names):
             done.append(branch.name)
             for name in names:
@@ -97,8 +94,15 @@ def empty(model: onnx.ModelProto, branches: Iterable[Branch]) -> tuple[onnx.Mode
 def emptied_tensors(model: onnx.ModelProto, branches: Iterable[Branch]) -> set[str]:
     """Return the tensors that hold the constants of branches of which nothing is left."""
     constants, surgery = Constants(model), Surgery(model)
-    found = {_stored_remnant(*_ends(surgery, branch), constants) for branch in branches}
-    return {name for name in found if name and not constants.value(name).any()}
+    holding = [_holding(*_ends(surgery, branch), constants) for branch in branches]
+    return {name for names in holding if not any(constants.value(each).any() for each in names) for name in names}
+
+
+def _holding(last: gs.Node, norm: gs.Node | None, constants: Constants) -> list[str]:
+    """Return the tensors with which, if they are zero, a branch without weights gives nothing."""
+    if norm is not None:
+        return [constants.origin(norm.inputs[slot].name) for slot in (SCALE, SHIFT)]
+    return [constants.origin(last.inputs[2].name)] if _has_bias(last) else []
 
 
 def settle(model: onnx.ModelProto, branches: tuple[Branch, ...]) -> onnx.ModelProto:
