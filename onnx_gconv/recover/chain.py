@@ -128,10 +128,13 @@ class Scene:
     ) -> Seen:
         """Return what is looked at in the first samples of a batch."""
         shape = (len(images), last.site.channels, *self.outer)
-        goal, added = last.goal(dense, shortcut, shape), last.added(dense, shortcut, shape)
         some = (slice(samples), slice(None))
         spans = [] if self.box is None else [each.draw(rng) for each in self.box]
         pixels, places = (*some, *(pixels for pixels, _ in spans)), (*some, *(places for _, places in spans))
+        if dense.shape == shape and (shortcut is None or shortcut.shape == shape):  # most of it may not be looked at
+            dense, shortcut, shape = dense[places], None if shortcut is None else shortcut[places], dense[places].shape
+            places = ()
+        goal, added = last.goal(dense, shortcut, shape), last.added(dense, shortcut, shape)
         # Copies: a view would keep the whole batch.
         return Seen(images[pixels].copy(), goal[places].copy(), None if added is None else added[places].copy())
 

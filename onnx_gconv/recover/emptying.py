@@ -51,15 +51,13 @@ def eliminations(
     begun: dict[str, Future[Elimination]] = {}
     seen: dict[str, Seen] = {}
     options = replace(options, positions_a_weight=POSITIONS_AN_INPUT, least_positions=LEAST_POSITIONS)
-    with ActivationStore() as target_store, ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
-        work = Work(pool, put_inputs(feeds, flow.inputs, (target_store, store)))
-        ahead = Walk(flow, target_store, later=[{site.target} for site in sites])
-        walk = Walk(flow, store, later=[site_reads(site) for site in sites])
+    with ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
+        work = Work(pool, put_inputs(feeds, flow.inputs, (store,)))
+        walk = Walk(flow, store, later=[{site.target, *site_reads(site)} for site in sites])
         queue = _Queue(pool)
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
-            seen[site.name] = look(Fit.of(site, constants, constants), ahead, walk, work, options)
-            ahead.tidy()
+            seen[site.name] = look(Fit.of(site, constants, constants), walk, work, options)
             walk.tidy()
             for space in open_spaces:
                 if space.name not in begun and {*space.readers} <= seen.keys():
@@ -106,17 +104,17 @@ class Seen:
         return Reader(self.gram, self.weight, rows[start : start + space.channels])
 
 
-def look(fit: Fit, ahead: Walk, walk: Walk, work: Work, options: FitOptions) -> Seen:
-    """Return what a site reads and has, at the next stop of both walks."""
-    targets, inputs = ahead.next_stop(), walk.next_stop()
+def look(fit: Fit, walk: Walk, work: Work, options: FitOptions) -> Seen:
+    """Return what a site reads and has, at the next stop of a walk through the dense model."""
+    stop = walk.next_stop()
     site, spreads = fit.site, dict[int, _Spread]()
 
     def noted(batch: int) -> Arrays:
-        found = targets(batch)
+        found = stop(batch)
         spreads[batch] = _Spread.of(found[site.target])
         return found
 
-    total = add_up(half_moments(fit, site_rows(fit, noted, inputs, walk.stops, work, options)))
+    total = add_up(half_moments(fit, site_rows(fit, noted, stop, walk.stops, work, options)))
     scale = fit.tail[0][site.outputs[0]]
     # A target before the normalization is scaled by it as the weights are; a sum behind it is what it is.
     variance = _variance(spreads) if site.shortcut else _variance(spreads) * np.square(fit.tail[0])
@@ -136,8 +134,12 @@ class _Spread:
 
     @classmethod
     def of(cls, values: NDArray[np.generic]) -> "_Spread":
-        rows = np.moveaxis(values, 1, -1).reshape(-1, values.shape[1]).astype(np.float64)
-        return cls(len(rows), rows.sum(axis=0), np.square(rows).sum(axis=0))
+        rows = values.reshape(*values.shape[:2], -1).astype(np.float32, copy=False)
+        mean = rows.mean(axis=2)  # of each sample: about it, float32 is exact enough
+        about = rows - mean[:, :, None]
+        within = np.matmul(about[:, :, None], about[:, :, :, None])[:, :, 0, 0].astype(np.float64)
+        each, size = mean.astype(np.float64), rows.shape[2]
+        return cls(len(rows) * size, size * each.sum(axis=0), (within + size * np.square(each)).sum(axis=0))
 
 
 def _variance(spreads: Mapping[int, _Spread]) -> Doubles:
