@@ -26,9 +26,10 @@ JITTER = 1e-12  # of a diagonal, to begin with, where rounding has made a matrix
 class Reader:
     """What one node that reads a space sees, and what it makes of it."""
 
-    gram: Doubles  # second moments of its inputs about their mean, damped: (inputs x kernel) squared
+    gram: Doubles  # second moments of its inputs about their mean, damped, or their inverse: (inputs x kernel) squared
     weight: Doubles  # (inputs x kernel, outputs), by the scale that errors count in
     rows: Channels  # (channels of the space, kernel): the rows of each channel
+    is_inverse: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,8 @@ def eliminate(readers: Sequence[Reader], *, least: int = 0, run: Run = map) -> E
     A channel's removal changes P and W of some channels in a way that only P and W of these decide. So between two times that
     all of P and W is brought up to date, those of the cheapest channels are, and the error of each removal is exact.
     """
-    states = [_State(_inverse(reader.gram, run), reader.weight.copy(), reader.rows) for reader in readers]
+    inverses = (reader.gram if reader.is_inverse else _factor(reader.gram, run).inverse(run) for reader in readers)
+    states = [_State(inverse, reader.weight.copy(), reader.rows) for inverse, reader in zip(inverses, readers, strict=True)]
     channels = len(readers[0].rows)
     at_once = max(1, channels // STEPS)
     names = left = np.arange(channels)  # of the channels that the states have, and which of them are left
@@ -81,10 +83,11 @@ def eliminate(readers: Sequence[Reader], *, least: int = 0, run: Run = map) -> E
     return Elimination(np.array([*order, *names[left].tolist()], dtype=np.int64), np.array(errors))
 
 
-def without_others(gram: Doubles, weight: Doubles, rows: Channels, run: Run = map) -> Doubles:
-    """Return the weights of these rows that make up for all the others as far as the second moments allow."""
-    others = np.setdiff1d(np.arange(len(gram)), rows)
-    return weight[rows] + _factor(gram[np.ix_(rows, rows)], run).solve(gram[np.ix_(rows, others)] @ weight[others], run)
+def without_others(inverse: Doubles, weight: Doubles, rows: Channels, run: Run = map) -> Doubles:
+    """Return the weights of these rows that make up for all the others as far as the second moments allow; these are inverted."""
+    others = np.setdiff1d(np.arange(len(inverse)), rows)
+    moved = inverse[np.ix_(rows, others)] @ _factor(inverse[np.ix_(others, others)], run).solve(weight[others], run)
+    return np.asarray(weight[rows] - moved)
 
 
 def _remove_cheapest(states: Sequence["_State"], count: int) -> tuple[list[int], list[float]]:
@@ -172,11 +175,6 @@ def _each(function: Callable[[slice], None], size: int, run: Run) -> None:
 
 def _losses(states: Sequence[_State], channels: Channels) -> Doubles:
     return np.asarray(np.sum([state.losses(channels) for state in states], axis=0))
-
-
-def _inverse(gram: Doubles, run: Run) -> Doubles:
-    """Return the inverse of a matrix that is positive definite but for rounding."""
-    return _factor(gram, run).inverse(run)
 
 
 def _triangle(matrix: Doubles) -> Doubles:

@@ -120,7 +120,7 @@ def look(fit: Fit, walk: Walk, work: Work, options: FitOptions) -> Seen:
     variance = _variance(spreads) if site.shortcut else _variance(spreads) * np.square(fit.tail[0])
     deviation = float(np.sqrt(variance.sum())) or 1.0
     damping = scarcity_damping(fit.unknowns, total.count, least=options.damping)
-    gram = damped_gram(total, damping, has_intercept=site.has_intercept)[0]
+    gram = damped_gram(total, damping, has_intercept=site.has_intercept)
     return Seen(site, gram, fit.before.weight[0] * scale / deviation)
 
 

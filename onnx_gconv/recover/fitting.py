@@ -22,18 +22,17 @@ from onnx_gconv.recover.newton import Link, Seen
 from onnx_gconv.recover.normal import (
     Coefficients,
     Doubles,
+    Equations,
     Moments,
     Rows,
     Sums,
     add_up,
-    damped_gram,
     damping_between,
     moments,
     of_rank,
     residual,
     retarget,
     scarcity_damping,
-    solve,
     target_sums,
     variance,
 )
@@ -203,7 +202,8 @@ class _Fitter:
         # With the channels that stay: with all of them, the weights are right as they are, and no damping would be too much.
         damping = chosen_damping(prior, halves, self.options, has_intercept=site.has_intercept, run=run)
         total = add_up(halves)
-        new = _ranked(fit, total, solve(total, prior, damping=damping, has_intercept=site.has_intercept, run=run))
+        equations = Equations.of(total, damping, has_intercept=site.has_intercept, run=run)
+        new = _ranked(fit, total, equations.solve(total, prior, run))
         self.errors.append(_error(site, total, fit, new))
         together = None
         if site.name in self.chains:
@@ -215,7 +215,7 @@ class _Fitter:
             for _ in range(self.options.relaxations):
                 relaxed = rows.map(partial(_relaxed_sums, fit, new))
                 there = retarget(total, relaxed)
-                new = _ranked(fit, there, solve(there, prior, damping=damping, has_intercept=site.has_intercept, run=run))
+                new = _ranked(fit, there, equations.solve(there, prior, run))
         if self._is_to_come(site.name):
             self._links[site.name] = Link(fit, new, total)
         self._keep(fit.tensors(new))
@@ -228,14 +228,16 @@ class _Fitter:
         each, site = self.chosen[fit.site.name], fit.site
         damping = scarcity_damping(fit.unknowns, total.count, least=self.options.damping)
         run = self.work.pool.map
-        best = solve(total, fit.before, damping=damping, has_intercept=site.has_intercept, run=run)
+        equations = Equations.of(total, damping, has_intercept=site.has_intercept, run=run)
+        best = equations.solve(total, fit.before, run)
         rows = np.arange(fit.unknowns).reshape(each.space.channels, -1)
         scale = fit.tail[0][site.outputs[0]]
-        gram = damped_gram(total, damping, has_intercept=site.has_intercept)[0]
-        keep = eliminate([Reader(gram, best.weight[0] * scale, rows)], least=len(each.keep), run=run).keep(len(each.keep))
+        inverse = equations.inverse(total, run)
+        reader = Reader(inverse, best.weight[0] * scale, rows, is_inverse=True)
+        keep = eliminate([reader], least=len(each.keep), run=run).keep(len(each.keep))
         self.keeps[each.space.name] = keep
         inputs, columns = site.inputs.reshape(each.space.channels, -1)[keep].reshape(1, -1), rows[keep].reshape(-1)
-        prior = Coefficients(without_others(gram, fit.before.weight[0], columns, run)[None], fit.before.intercept)
+        prior = Coefficients(without_others(inverse, fit.before.weight[0], columns, run)[None], fit.before.intercept)
         return replace(fit, site=replace(site, inputs=inputs)), columns, prior
 
     def _fit_chain(self, last: Link, targets: Stop, inputs: Stop) -> Coefficients | None:

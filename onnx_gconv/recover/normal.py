@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx_gconv.recover.definite import Run, factored
+from onnx_gconv.recover.definite import Factor, Run, factored
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -222,27 +222,57 @@ def predict(rows: Rows, at: Coefficients) -> Floats:
     return np.asarray(found)
 
 
-def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bool, run: Run = map) -> Coefficients:
-    """Return the weights that bring the inputs closest to the targets.
+@dataclass(frozen=True, eq=False)
+class Equations:
+    """Normal equations of some inputs at a damping, ready to be solved for any targets.
 
-    They minimise |t - w u - b|^2 + damping * mean(diag uu) * |w - prior|^2 (the intercept is free): what the data do not
+    The weights minimise |t - w u - b|^2 + damping * mean(diag uu) * |w - prior|^2 (the intercept is free): what the data do not
     decide, such as the weights of a channel that is always zero, stays as it was.
     """
-    blocks, size = total.u.shape
-    means = total.u / total.count, total.t / total.count
-    off = total.u / np.sqrt(total.count) if has_intercept else np.zeros_like(total.u)
-    ridges = np.array([_ridge(uu, less, damping) for uu, less in zip(total.uu, off, strict=True)])[:, None, None]
-    cross = total.ut - _outer(total.u, means[1]) if has_intercept else total.ut
-    wanted = cross + ridges * prior.weight
-    weight = np.empty_like(prior.weight)
-    if 0 < size <= SMALL:
-        weight[:] = np.linalg.solve(total.uu - _outer(off, off) + ridges * np.eye(size), wanted)
-    for block in range(blocks if size > SMALL else 0):  # a dropped branch reads nothing: it has its constant only
-        factor = factored(total.uu[block], float(ridges[block, 0, 0]), run, less=off[block])
-        weight[block] = factor.solve(wanted[block], run)
-    if not has_intercept:
-        return Coefficients(weight, prior.intercept)
-    return Coefficients(weight, means[1] - _applied(means[0], weight))
+
+    has_intercept: bool
+    ridges: Doubles  # (blocks, 1, 1)
+    small: Doubles  # all matrices, where they are small
+    factors: tuple[Factor, ...]  # those of each block elsewhere
+
+    @classmethod
+    def of(cls, total: Sums, damping: float, *, has_intercept: bool, run: Run = map) -> "Equations":
+        """Return the equations of these inputs."""
+        size = total.u.shape[1]
+        off = _off(total, has_intercept=has_intercept)
+        ridges = [_ridge(uu, less, damping) for uu, less in zip(total.uu, off, strict=True)]
+        each = np.array(ridges)[:, None, None]
+        if size <= SMALL:
+            return cls(has_intercept, each, total.uu - _outer(off, off) + each * np.eye(size), ())
+        factors = [factored(uu, ridge, run, less=less) for uu, ridge, less in zip(total.uu, ridges, off, strict=True)]
+        return cls(has_intercept, each, total.uu[:0], tuple(factors))
+
+    def solve(self, total: Sums, prior: Coefficients, run: Run = map) -> Coefficients:
+        """Return the weights for these targets; the inputs are those that the equations are of."""
+        means = total.u / total.count, total.t / total.count
+        cross = total.ut - _outer(total.u, means[1]) if self.has_intercept else total.ut
+        wanted = cross + self.ridges * prior.weight
+        if self.factors:
+            weight = np.stack([factor.solve(each, run) for factor, each in zip(self.factors, wanted, strict=True)])
+        else:
+            weight = np.asarray(np.linalg.solve(self.small, wanted), np.float64)
+        if not self.has_intercept:
+            return Coefficients(weight, prior.intercept)
+        return Coefficients(weight, means[1] - _applied(means[0], weight))
+
+    def inverse(self, total: Sums, run: Run = map) -> Doubles:
+        """Return the inverse of `damped_gram`, of the only block."""
+        found = self.factors[0].inverse(run) if self.factors else np.asarray(np.linalg.inv(self.small[0]), np.float64)
+        found *= total.count
+        still = _still(total.uu[0], _off(total, has_intercept=self.has_intercept)[0])
+        found[still], found[:, still] = 0.0, 0.0
+        found[still, still] = total.count / (ROUNDING * self.ridges[0, 0, 0])
+        return found
+
+
+def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bool, run: Run = map) -> Coefficients:
+    """Return the weights that bring the inputs closest to the targets, as `Equations` say."""
+    return Equations.of(total, damping, has_intercept=has_intercept, run=run).solve(total, prior, run)
 
 
 def of_rank(total: Sums, at: Coefficients, rank: int, *, scale: Doubles, has_intercept: bool) -> Coefficients:
@@ -250,7 +280,8 @@ def of_rank(total: Sums, at: Coefficients, rank: int, *, scale: Doubles, has_int
 
     With H the second moments and W by the scale, they are W V V' with V the first eigenvectors of W'HW.
     """
-    gram = (_centred(total)[0] if has_intercept else total.uu)[0]
+    off = _off(total, has_intercept=has_intercept)[0]
+    gram = total.uu[0] - np.outer(off, off)
     weight = at.weight[0] * scale
     _, vectors = np.linalg.eigh(weight.T @ gram @ weight)  # ascending
     first = vectors[:, -rank:]
@@ -269,20 +300,30 @@ def scarcity_damping(inputs: int, positions: int, *, least: float) -> float:
 
 
 def damped_gram(total: Sums, damping: float, *, has_intercept: bool) -> Doubles:
-    """Return the second moments that `solve` solves with, of one position on average.
+    """Return the second moments that `solve` solves with, of one position on average and of the only block.
 
     Inputs that never vary are worth nothing whatever their weights are: theirs are zero, but for what keeps the matrix definite.
     """
-    gram = _centred(total)[0] if has_intercept else total.uu.copy()
-    off = total.u / np.sqrt(total.count) if has_intercept else np.zeros_like(total.u)
-    for block, raw, less in zip(gram, total.uu, off, strict=True):
-        ridge = np.full(len(block), _ridge(raw, less, damping))
-        still = np.diagonal(block) <= ROUNDING * np.diagonal(raw)
-        block[still], block[:, still] = 0.0, 0.0
-        ridge[still] *= ROUNDING
-        block[np.diag_indices(len(block))] += ridge
+    raw, off = total.uu[0], _off(total, has_intercept=has_intercept)[0]
+    gram: Doubles = raw - np.outer(off, off)
+    ridge = np.full(len(gram), _ridge(raw, off, damping))
+    still = _still(raw, off)
+    gram[still], gram[:, still] = 0.0, 0.0
+    ridge[still] *= ROUNDING
+    gram[np.diag_indices(len(gram))] += ridge
     gram /= total.count
     return gram
+
+
+def _off(total: Sums, *, has_intercept: bool) -> Doubles:
+    """Return what is taken off the second moments of each block, as the outer product with itself, to have them about the mean."""
+    return total.u / np.sqrt(total.count) if has_intercept else np.zeros_like(total.u)
+
+
+def _still(raw: Doubles, less: Doubles) -> NDArray[np.intp]:
+    """Return which inputs of a block never vary."""
+    whole = np.diagonal(raw)
+    return np.flatnonzero(whole - np.square(less) <= ROUNDING * whole)
 
 
 def _ridge(raw: Doubles, less: Doubles, damping: float) -> float:
@@ -313,12 +354,6 @@ def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, least: fl
             break
         best, found = errors, damping
     return found
-
-
-def _centred(total: Sums) -> tuple[Doubles, Doubles]:
-    gram = total.uu - _outer(total.u, total.u) / total.count
-    cross = total.ut - _outer(total.u, total.t) / total.count
-    return gram, cross
 
 
 def residual(total: Sums, at: Coefficients) -> Doubles:
