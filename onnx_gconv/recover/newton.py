@@ -93,7 +93,10 @@ class _Conv:
         self.outs_at = np.searchsorted(self.outs, site.outputs)
         self.scale, self.offset = (value.astype(np.float32)[self.outs] for value in self.fit.tail)
         self.clamp = site.clamp or (-np.inf, np.inf)
-        if not is_first:
+        # A 1x1 Conv in one block is a product of matrices. The channels of its block ascend, as those between Convs do.
+        still = window == replace(window.unpadded(), strides=(1,) * len(window.kernel))
+        self._is_pointwise = still and math.prod(window.kernel) == 1 and len(self.ins_at) == 1 and not is_first
+        if not is_first and not self._is_pointwise:
             groups = len(self.ins_at)
             self._forward = _session("Conv", window, group=groups)
             # What no place of it reaches would be missing in the result of its transpose.
@@ -112,15 +115,18 @@ class _Conv:
     def patch_bytes(self, places: int) -> int:
         return 4 * places * len(self.ins_at) * (self.fit.unknowns + 1)
 
-    def convolved(self, images: Floats, kernel: Floats) -> Floats:
-        """Return what a kernel makes of images: (blocks, places, outputs)."""
-        blocks = images if len(self.ins_at) == 1 else images[:, self.ins_at.reshape(-1)]
-        found = _run(self._forward, blocks, kernel)
-        rows = np.moveaxis(found, 1, -1).reshape(-1, *self.fit.site.outputs.shape)
-        return np.ascontiguousarray(rows.transpose(1, 0, 2))
+    def convolved(self, rows: Floats, places: tuple[int, ...], kernel: Floats) -> Floats:
+        """Return what a kernel makes of what it reads (places, input channels) without a constant: (blocks, places, outputs)."""
+        if self._is_pointwise:
+            return np.asarray(rows @ kernel.reshape(len(kernel), -1).T)[None]
+        images = _map(rows if len(self.ins_at) == 1 else rows[:, self.ins_at.reshape(-1)], places)
+        found = np.moveaxis(_run(self._forward, images, kernel), 1, -1).reshape(-1, *self.fit.site.outputs.shape)
+        return np.ascontiguousarray(found.transpose(1, 0, 2))
 
     def back(self, pulled: Floats, places: tuple[int, ...], kernel: Floats) -> Floats:
         """Return how its transpose passes on what pulls at its outputs (blocks, places, outputs): (places, input channels)."""
+        if self._is_pointwise:
+            return np.asarray(pulled[0] @ kernel.reshape(len(kernel), -1))
         outer = _map(pulled.transpose(1, 0, 2).reshape(pulled.shape[1], -1), places)
         found = np.moveaxis(_run(self._backward, outer, kernel), 1, -1)
         rows = np.empty((math.prod(found.shape[:-1]), self.ins_at.size), np.float32)
@@ -274,7 +280,7 @@ class Chain:
         for number, conv in enumerate(self._convs):
             blocks = np.matmul(unfolded[number], step.weights[number].astype(np.float32))
             if moved is not None:
-                blocks += conv.convolved(_map(moved, part.places[number - 1]), self._kernels[number - 1])
+                blocks += conv.convolved(moved, part.places[number - 1], self._kernels[number - 1])
             if conv is not self._last:
                 moved = conv.by_channel(blocks) * part.slopes[number]
         return np.asarray(blocks)
@@ -316,7 +322,7 @@ class Chain:
             for number, (kernel, constant) in enumerate(zip(kernels, constants, strict=True)):
                 conv = self._convs[number]
                 inner = np.clip(conv.before_activation(blocks), *conv.clamp)
-                blocks = self._convs[number + 1].convolved(_map(inner, part.places[number]), kernel) + constant
+                blocks = self._convs[number + 1].convolved(inner, part.places[number], kernel) + constant
             return _square(self._off(part, blocks))
 
         return sum(self._pool.map(loss, parts))
