@@ -20,6 +20,7 @@ from onnx_gconv.recover.site import Site
 
 LONGEST = 3  # Convs in a chain
 ROUNDS = 4
+WORTHWHILE = 0.015  # of the loss: a round that brings less is the last
 STEPS = 4
 UNFOLDED_BYTES = 2**28  # patches of all Convs in all the samples that are looked at
 POSITIONS = 60_000  # behind the first that are looked at, at most
@@ -221,5 +222,8 @@ def fit_chain(
     for _ in range(ROUNDS):
         if not chain.improve(STEPS) or not (loss := chain.loss_on(held)) < least:
             break
-        found, least = chain.coefficients(), loss
+        before, least = least, loss
+        found = chain.coefficients()
+        if loss > (1 - WORTHWHILE) * before:
+            break
     return found
