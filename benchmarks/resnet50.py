@@ -11,7 +11,7 @@ STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # blocks, inner channels
 EXPANSION, CLASSES, SIDE = 4, 1000, 224
 
 
-class _Drawing:
+class Drawing:
     """A graph as it grows: every method adds nodes and returns the name of what they make."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class _Drawing:
 
 def resnet50() -> onnx.ModelProto:
     """Return the model, batch normalization folded into its Convs."""
-    drawing, ins = _Drawing(), 64
+    drawing, ins = Drawing(), 64
     stream = drawing.node("Relu", drawing.conv("input", 3, ins, 7, 2))
     stream = drawing.node("MaxPool", stream, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     for number, (blocks, width) in enumerate(STAGES):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fitting import Normal
 
-from onnx_gconv.recover.elimination import STEPS, Elimination, Reader, eliminate
-from onnx_gconv.recover.normal import Coefficients, Rows, damped_gram, solve, sums
+from onnx_gconv.recover.elimination import STEPS, Elimination, Reader, eliminate, without_others
+from onnx_gconv.recover.normal import Coefficients, Equations, Rows, damped_gram, solve, sums
 
 EXACT = 1e-9  # relative: all is double precision, and the Gram matrices of these tests are well conditioned
 
@@ -136,16 +136,33 @@ def test_dead_channels_go_first_and_cost_nothing_however_large_their_weights(nor
     prior = Coefficients(1000 * normal(1, 8, 3), np.zeros((1, 3)))
     weight = solve(total, prior, damping=1e-3, has_intercept=has_intercept).weight[0]
     assert np.abs(weight[dead]).min() > 1
-    gram = damped_gram(total, 1e-3, has_intercept=has_intercept)[0]
+    gram = damped_gram(total, 1e-3, has_intercept=has_intercept)
     found = eliminate([Reader(gram, weight, np.arange(8)[:, None])])
     still = len(dead) + len(constant)
     assert sorted(found.order[:still].tolist()) == sorted(dead + constant)
     assert found.errors[still] < 1e-6 * found.errors[still + 1]
 
 
+@pytest.mark.parametrize("channels", [8, 80])
+def test_the_inverse_of_equations_is_that_of_the_damped_moments(channels: int, normal: Normal) -> None:
+    """Whether all is solved at once or by a factor, and with channels that are dead or never vary."""
+    total = sums(seen(normal, 500, channels, [1, 4], [6]))
+    found = Equations.of(total, 1e-2, has_intercept=True).inverse(total)
+    expected = np.linalg.inv(damped_gram(total, 1e-2, has_intercept=True))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(np.delete(expected, [1, 4, 6], axis=0)).max())
+
+
+def test_weights_make_up_for_others_as_normal_equations_do(normal: Normal) -> None:
+    one = reader(normal, 12)
+    rows = np.array([0, 3, 4, 7, 11])
+    found = without_others(np.linalg.inv(one.gram), one.weight, rows)
+    expected = np.linalg.solve(one.gram[np.ix_(rows, rows)], (one.gram @ one.weight)[rows])
+    np.testing.assert_allclose(found, expected, rtol=EXACT, atol=EXACT)
+
+
 def test_where_nothing_ever_comes_in_all_channels_go_for_nothing() -> None:
     rows = Rows(np.zeros((1, 50, 4), np.float32), np.ones((1, 50, 2), np.float32), None)
-    gram = damped_gram(sums(rows), 1e-3, has_intercept=True)[0]
+    gram = damped_gram(sums(rows), 1e-3, has_intercept=True)
     found = eliminate([Reader(gram, np.ones((4, 2)), np.arange(4)[:, None])])
     assert found.order.tolist() == [0, 1, 2, 3]
     assert found.errors[-1] < 1e-8

@@ -20,6 +20,7 @@ from onnx_gconv.recover.site import Site
 
 LONGEST = 3  # Convs in a chain
 ROUNDS = 4
+WORTHWHILE = 0.015  # of the loss: a round that brings less is the last
 STEPS = 4
 UNFOLDED_BYTES = 2**28  # patches of all Convs in all the samples that are looked at
 POSITIONS = 60_000  # behind the first that are looked at, at most
@@ -128,10 +129,13 @@ class Scene:
     ) -> Seen:
         """Return what is looked at in the first samples of a batch."""
         shape = (len(images), last.site.channels, *self.outer)
-        goal, added = last.goal(dense, shortcut, shape), last.added(dense, shortcut, shape)
         some = (slice(samples), slice(None))
         spans = [] if self.box is None else [each.draw(rng) for each in self.box]
         pixels, places = (*some, *(pixels for pixels, _ in spans)), (*some, *(places for _, places in spans))
+        if dense.shape == shape and (shortcut is None or shortcut.shape == shape):  # most of it may not be looked at
+            dense, shortcut, shape = dense[places], None if shortcut is None else shortcut[places], dense[places].shape
+            places = ()
+        goal, added = last.goal(dense, shortcut, shape), last.added(dense, shortcut, shape)
         # Copies: a view would keep the whole batch.
         return Seen(images[pixels].copy(), goal[places].copy(), None if added is None else added[places].copy())
 
@@ -218,5 +222,8 @@ def fit_chain(
     for _ in range(ROUNDS):
         if not chain.improve(STEPS) or not (loss := chain.loss_on(held)) < least:
             break
-        found, least = chain.coefficients(), loss
+        before, least = least, loss
+        found = chain.coefficients()
+        if loss > (1 - WORTHWHILE) * before:
+            break
     return found

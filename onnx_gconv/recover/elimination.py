@@ -5,18 +5,20 @@ channel, the best others make up for them as far as H allows, which leaves the e
 and P are those of the problem without these rows, and the next channel is looked for. One pass has the error of every width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
+
+from onnx_gconv.recover.definite import Factor, Run, factored, inverted
 
 Doubles = NDArray[np.float64]
 Channels = NDArray[np.int64]
 STEPS = 64  # all of P and W is brought up to date about so often: in wide spaces several channels go between
 CANDIDATES = 4  # for each channel that goes: the cheapest ones, among which the next is looked for until then
 SMALLER = 0.75  # share of the channels left at which what belongs to the others is let go
+SPAN = 1024  # rows of P that are brought up to date as one piece of work
 JITTER = 1e-12  # of a diagonal, to begin with, where rounding has made a matrix indefinite
 
 
@@ -24,9 +26,10 @@ JITTER = 1e-12  # of a diagonal, to begin with, where rounding has made a matrix
 class Reader:
     """What one node that reads a space sees, and what it makes of it."""
 
-    gram: Doubles  # second moments of its inputs about their mean, damped: (inputs x kernel) squared
+    gram: Doubles  # second moments of its inputs about their mean, damped, or their inverse: (inputs x kernel) squared
     weight: Doubles  # (inputs x kernel, outputs), by the scale that errors count in
     rows: Channels  # (channels of the space, kernel): the rows of each channel
+    is_inverse: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +48,14 @@ class Elimination:
         return float(self.errors[len(self.order) - channels])
 
 
-def eliminate(readers: Sequence[Reader], *, least: int = 0) -> Elimination:
+def eliminate(readers: Sequence[Reader], *, least: int = 0, run: Run = map) -> Elimination:
     """Return how a space is emptied, down to `least` channels; those that are left then follow in any order.
 
     A channel's removal changes P and W of some channels in a way that only P and W of these decide. So between two times that
     all of P and W is brought up to date, those of the cheapest channels are, and the error of each removal is exact.
     """
-    states = [_State(_inverse(reader.gram), reader.weight.copy(), reader.rows) for reader in readers]
+    inverses = (reader.gram if reader.is_inverse else _factor(reader.gram, run).inverse(run) for reader in readers)
+    states = [_State(inverse, reader.weight.copy(), reader.rows) for inverse, reader in zip(inverses, readers, strict=True)]
     channels = len(readers[0].rows)
     at_once = max(1, channels // STEPS)
     names = left = np.arange(channels)  # of the channels that the states have, and which of them are left
@@ -59,25 +63,31 @@ def eliminate(readers: Sequence[Reader], *, least: int = 0) -> Elimination:
     errors = [0.0]
     while len(left) > least:
         if len(left) < SMALLER * len(names):
-            states, names, left = [state.of(left) for state in states], names[left], np.arange(len(left))
+            states, names, left = [state.of(left, run) for state in states], names[left], np.arange(len(left))
         count = min(at_once, len(left) - least)
-        # A stable sort: of equal channels the first goes, on every machine.
-        near = left[np.sort(np.argsort(_losses(states, left), kind="stable")[: CANDIDATES * count])]
-        gone, lost = _remove_cheapest([state.of(near) for state in states], count)
-        for state in states:
-            state.remove(near[gone])
-        order += names[near[gone]].tolist()
+        losses = _losses(states, left)
+        if count == 1:
+            gone = left[[int(np.argmin(losses))]]
+            lost = [sum(state.remove(gone, run) for state in states)]
+        else:
+            # A stable sort: of equal channels the first goes, on every machine.
+            near = left[np.sort(np.argsort(losses, kind="stable")[: CANDIDATES * count])]
+            cheapest, lost = _remove_cheapest([state.of(near) for state in states], count)
+            gone = near[cheapest]
+            for state in states:
+                state.remove(gone, run)
+        order += names[gone].tolist()
         errors += (errors[-1] + np.cumsum(lost)).tolist()
-        left = left[~np.isin(left, near[gone])]
+        left = left[~np.isin(left, gone)]
     errors += [errors[-1]] * (channels + 1 - len(errors))
     return Elimination(np.array([*order, *names[left].tolist()], dtype=np.int64), np.array(errors))
 
 
-def without_others(gram: Doubles, weight: Doubles, rows: Channels) -> Doubles:
-    """Return the weights of these rows that make up for all the others as far as the second moments allow."""
-    others = np.setdiff1d(np.arange(len(gram)), rows)
-    moved = scipy.linalg.cho_solve((_factor(gram[np.ix_(rows, rows)]), True), gram[np.ix_(rows, others)] @ weight[others])
-    return np.asarray(weight[rows] + moved)
+def without_others(inverse: Doubles, weight: Doubles, rows: Channels, run: Run = map) -> Doubles:
+    """Return the weights of these rows that make up for all the others as far as the second moments allow; these are inverted."""
+    others = np.setdiff1d(np.arange(len(inverse)), rows)
+    moved = inverse[np.ix_(rows, others)] @ _factor(inverse[np.ix_(others, others)], run).solve(weight[others], run)
+    return np.asarray(weight[rows] - moved)
 
 
 def _remove_cheapest(states: Sequence["_State"], count: int) -> tuple[list[int], list[float]]:
@@ -86,67 +96,102 @@ def _remove_cheapest(states: Sequence["_State"], count: int) -> tuple[list[int],
     lost: list[float] = []
     left = np.arange(len(states[0].rows))
     for _ in range(count):
-        losses = _losses(states, left)
-        cheapest = int(np.argmin(losses))
+        cheapest = int(np.argmin(_losses(states, left)))
         gone.append(int(left[cheapest]))
         lost.append(sum(state.remove(left[[cheapest]]) for state in states))
         left = np.delete(left, cheapest)
     return gone, lost
 
 
-@dataclass(eq=False)
 class _State:
-    """One reader without the channels that have been removed."""
+    """One reader without the channels that have been removed.
 
-    inverse: Doubles
-    weight: Doubles
-    rows: Channels
+    P is what is stored less U'U, with some rows of U for each removal: only those parts of P are computed that are looked at.
+    """
 
-    def of(self, channels: Channels) -> "_State":
+    def __init__(self, inverse: Doubles, weight: Doubles, rows: Channels) -> None:
+        self.weight, self.rows = weight, rows
+        self._stored = inverse
+        self._u = np.empty((0, len(inverse)))  # with room for more
+        self._used = 0
+        self._blocks = inverse[rows[:, :, None], rows[:, None, :]]  # P of each channel
+
+    def of(self, channels: Channels, run: Run = map) -> "_State":
         """Return what it is to these channels alone."""
         rows = self.rows[channels].reshape(-1)
-        return _State(self.inverse[np.ix_(rows, rows)], self.weight[rows], np.arange(len(rows)).reshape(len(channels), -1))
+        u = self._u[: self._used, rows]
+        inverse = np.empty((len(rows), len(rows)))
+
+        def some(span: slice) -> None:
+            done = slice(span.stop)
+            inverse[span, done] = self._stored[np.ix_(rows[span], rows[done])] - u[:, span].T @ u[:, done]
+            inverse[: span.start, span] = inverse[span, : span.start].T
+
+        _each(some, len(rows), run)
+        return _State(inverse, self.weight[rows], np.arange(len(rows)).reshape(len(channels), -1))
 
     def losses(self, channels: Channels) -> Doubles:
         """Return what removing each of these channels would cost."""
-        rows = self.rows[channels]
-        blocks, weights = self.inverse[rows[:, :, None], rows[:, None, :]], self.weight[rows]
-        blocks += JITTER * np.trace(blocks, axis1=1, axis2=2)[:, None, None] * np.eye(rows.shape[1])
+        blocks, weights = self._blocks[channels], self.weight[self.rows[channels]]
+        if blocks.shape[1] == 1:
+            return np.asarray(np.square(weights[:, 0]).sum(axis=1) / ((1 + JITTER) * blocks[:, 0, 0]))
+        blocks += JITTER * np.trace(blocks, axis1=1, axis2=2)[:, None, None] * np.eye(blocks.shape[1])
         products = weights @ weights.transpose(0, 2, 1)
         return np.asarray(np.trace(np.linalg.solve(blocks, products), axis1=1, axis2=2))
 
-    def remove(self, channels: Channels) -> float:
+    def remove(self, channels: Channels, run: Run = map) -> float:
         """Let the other channels make up for these, and return the error that is left of that."""
         rows = self.rows[channels].reshape(-1)
-        columns = self.inverse[:, rows]
-        factor = _factor(columns[rows]), True
-        solved = scipy.linalg.cho_solve(factor, self.weight[rows])
-        lost = float((solved * self.weight[rows]).sum())
-        self.weight -= columns @ solved
-        self.inverse -= columns @ scipy.linalg.cho_solve(factor, columns.T)
-        return max(lost, 0.0)
+        before = self._u[: self._used]
+        of_rows = before[:, rows].T
+        factor = _triangle(self._stored[np.ix_(rows, rows)] - of_rows @ of_rows.T)
+        solved = factor @ self.weight[rows]
+        new = self._more(len(rows))
+
+        def some(span: slice) -> None:
+            np.matmul(factor, self._stored[rows, span] - of_rows @ before[:, span], out=new[:, span])
+            self.weight[span] -= new[:, span].T @ solved
+
+        _each(some, len(self._stored), run)
+        each = new.T[self.rows]  # (channels, kernel, rows that go)
+        self._blocks -= each @ each.transpose(0, 2, 1)
+        return float(np.square(solved).sum())
+
+    def _more(self, count: int) -> Doubles:
+        """Return so many new rows of U."""
+        start, self._used = self._used, self._used + count
+        if self._used > len(self._u):
+            wider = np.empty((self._used + len(self._stored) // 8, len(self._stored)))
+            wider[:start] = self._u[:start]
+            self._u = wider
+        return self._u[start : self._used]
+
+
+def _each(function: Callable[[slice], None], size: int, run: Run) -> None:
+    """Do a piece of work for each span of rows."""
+    spans = [slice(start, min(start + SPAN, size)) for start in range(0, size, SPAN)]
+    list(run(function, spans) if len(spans) > 1 else map(function, spans))
 
 
 def _losses(states: Sequence[_State], channels: Channels) -> Doubles:
     return np.asarray(np.sum([state.losses(channels) for state in states], axis=0))
 
 
-def _inverse(gram: Doubles) -> Doubles:
-    """Return the inverse of a positive definite matrix."""
-    inverse, failed = scipy.linalg.lapack.dpotri(_factor(gram), lower=1)
-    assert failed == 0, "a factor has no zeros on its diagonal"
-    for row in range(len(inverse)):  # in place: it may be large
-        inverse[row, row + 1 :] = inverse[row + 1 :, row]
-    return np.asarray(inverse)
+def _triangle(matrix: Doubles) -> Doubles:
+    """Return the inverse of the lower Cholesky factor of a small matrix that is positive definite but for rounding."""
+    try:
+        return inverted(np.asarray(np.linalg.cholesky(matrix)))
+    except np.linalg.LinAlgError:
+        return inverted(np.tril(_factor(matrix, map).lower))
 
 
-def _factor(matrix: Doubles) -> Doubles:
-    """Return the lower Cholesky factor of a matrix that is positive definite but for rounding."""
-    factor, failed = scipy.linalg.lapack.dpotrf(matrix, lower=1)
-    jitter = JITTER
-    while failed and jitter < 1:
-        more = jitter * float(np.abs(np.diagonal(matrix)).max()) or 1.0
-        factor, failed = scipy.linalg.lapack.dpotrf(matrix + more * np.eye(len(matrix)), lower=1)
-        jitter *= 100
-    assert failed == 0, "second moments are finite"
-    return np.asarray(factor)
+def _factor(matrix: Doubles, run: Run) -> Factor:
+    """Return the factor of a matrix that is positive definite but for rounding."""
+    ridge, jitter = 0.0, JITTER
+    while True:
+        try:
+            return factored(matrix, ridge, run)
+        except np.linalg.LinAlgError:
+            assert jitter < 1, "second moments are finite"
+            ridge = jitter * float(np.abs(np.diagonal(matrix)).max()) or 1.0
+            jitter *= 100

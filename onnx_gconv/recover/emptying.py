@@ -1,7 +1,7 @@
 """How every space of a model could be emptied: one walk through the dense model, and an elimination for each space."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from onnx_gconv.runtime import Feeds
 # than a fit does.
 POSITIONS_AN_INPUT = 5
 LEAST_POSITIONS = 8_000
+WAITING_BYTES = 2**28  # Gram matrices of eliminations that are not done
 
 
 def eliminations(
@@ -47,26 +48,43 @@ def eliminations(
     wanted = {reader for space in found for reader in space.readers}
     sites = [site for site in find_sites(flow, constants, Matched()) if site.name in wanted and len(site.inputs) == 1]
     open_spaces = [space for space in found if {*space.readers} <= {site.name for site in sites}]
-    result: dict[str, Elimination] = {}
+    begun: dict[str, Future[Elimination]] = {}
     seen: dict[str, Seen] = {}
     options = replace(options, positions_a_weight=POSITIONS_AN_INPUT, least_positions=LEAST_POSITIONS)
-    with ActivationStore() as target_store, ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
-        work = Work(pool, put_inputs(feeds, flow.inputs, (target_store, store)))
-        ahead = Walk(flow, target_store, later=[{site.target} for site in sites])
-        walk = Walk(flow, store, later=[site_reads(site) for site in sites])
+    with ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
+        work = Work(pool, put_inputs(feeds, flow.inputs, (store,)))
+        walk = Walk(flow, store, later=[{site.target, *site_reads(site)} for site in sites])
+        queue = _Queue(pool)
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
-            seen[site.name] = look(Fit.of(site, constants, constants), ahead, walk, work, options)
-            ahead.tidy()
+            seen[site.name] = look(Fit.of(site, constants, constants), walk, work, options)
             walk.tidy()
-            done = [space for space in open_spaces if space.name not in result and {*space.readers} <= seen.keys()]
-            readers = [[seen[name].reader(space, spaces) for name in space.readers] for space in done]
-            eliminated = pool.map(eliminate, readers)
-            result |= {space.name: each for space, each in zip(done, eliminated, strict=True)}
-            still = {name for space in open_spaces if space.name not in result for name in space.readers}
+            for space in open_spaces:
+                if space.name not in begun and {*space.readers} <= seen.keys():
+                    begun[space.name] = queue.submit([seen[name].reader(space, spaces) for name in space.readers])
+            still = {name for space in open_spaces if space.name not in begun for name in space.readers}
             seen = {name: each for name, each in seen.items() if name in still}  # Gram matrices are large
+        result = {name: future.result() for name, future in begun.items()}
     progress(len(sites), len(sites), "done")
     return result
+
+
+class _Queue:
+    """Eliminations that go on while the walk does, as many as fit in memory."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._waiting: list[tuple[Future[Elimination], int]] = []
+
+    def submit(self, readers: Sequence[Reader]) -> "Future[Elimination]":
+        """Begin one, once there is room for it."""
+        size = sum(reader.gram.nbytes for reader in readers)
+        self._waiting = [(future, taken) for future, taken in self._waiting if not future.done()]
+        while self._waiting and sum(taken for _, taken in self._waiting) + size > WAITING_BYTES:
+            self._waiting.pop(0)[0].result()
+        future = self._pool.submit(eliminate, readers)
+        self._waiting.append((future, size))
+        return future
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,23 +104,23 @@ class Seen:
         return Reader(self.gram, self.weight, rows[start : start + space.channels])
 
 
-def look(fit: Fit, ahead: Walk, walk: Walk, work: Work, options: FitOptions) -> Seen:
-    """Return what a site reads and has, at the next stop of both walks."""
-    targets, inputs = ahead.next_stop(), walk.next_stop()
+def look(fit: Fit, walk: Walk, work: Work, options: FitOptions) -> Seen:
+    """Return what a site reads and has, at the next stop of a walk through the dense model."""
+    stop = walk.next_stop()
     site, spreads = fit.site, dict[int, _Spread]()
 
     def noted(batch: int) -> Arrays:
-        found = targets(batch)
+        found = stop(batch)
         spreads[batch] = _Spread.of(found[site.target])
         return found
 
-    total = add_up(half_moments(fit, site_rows(fit, noted, inputs, walk.stops, work, options)))
+    total = add_up(half_moments(fit, site_rows(fit, noted, stop, walk.stops, work, options)))
     scale = fit.tail[0][site.outputs[0]]
     # A target before the normalization is scaled by it as the weights are; a sum behind it is what it is.
     variance = _variance(spreads) if site.shortcut else _variance(spreads) * np.square(fit.tail[0])
     deviation = float(np.sqrt(variance.sum())) or 1.0
     damping = scarcity_damping(fit.unknowns, total.count, least=options.damping)
-    gram = damped_gram(total, damping, has_intercept=site.has_intercept)[0]
+    gram = damped_gram(total, damping, has_intercept=site.has_intercept)
     return Seen(site, gram, fit.before.weight[0] * scale / deviation)
 
 
@@ -116,8 +134,12 @@ class _Spread:
 
     @classmethod
     def of(cls, values: NDArray[np.generic]) -> "_Spread":
-        rows = np.moveaxis(values, 1, -1).reshape(-1, values.shape[1]).astype(np.float64)
-        return cls(len(rows), rows.sum(axis=0), np.square(rows).sum(axis=0))
+        rows = values.reshape(*values.shape[:2], -1).astype(np.float32, copy=False)
+        mean = rows.mean(axis=2)  # of each sample: about it, float32 is exact enough
+        about = rows - mean[:, :, None]
+        within = np.matmul(about[:, :, None], about[:, :, :, None])[:, :, 0, 0].astype(np.float64)
+        each, size = mean.astype(np.float64), rows.shape[2]
+        return cls(len(rows) * size, size * each.sum(axis=0), (within + size * np.square(each)).sum(axis=0))
 
 
 def _variance(spreads: Mapping[int, _Spread]) -> Doubles:

@@ -81,7 +81,7 @@ class Fit:
     def rows(self, images: Array, dense: Array, shortcut: Array | None, *, most: int, rng: np.random.Generator) -> Rows:
         """Return what the site sees and should give in one batch, at `most` of its positions at most."""
         site = self.site
-        if not all(np.isfinite(values).all() for values in (images, dense, shortcut) if values is not None):
+        if not all(_is_finite(values) for values in (images, dense, shortcut) if values is not None):
             raise DataError(
                 f"on the calibration samples, what goes into layer {site.label!r} or comes out of it is not finite.",
                 hint="look for NaN and very large numbers in the data; a model in float16 may overflow",
@@ -93,11 +93,10 @@ class Fit:
         shape = (places[0], site.channels, *places[1:])
         chosen = choose(places, most, rng)
 
-        def outputs(values: Floats) -> Floats:
-            at_places = np.moveaxis(values, 1, -1)
+        def at_places(values: Array) -> Floats:
             assert values.shape == shape, (site.name, shape, values.shape)
-            rows = (at_places if chosen is None else at_places[chosen]).reshape(-1, values.shape[1])
-            return np.asarray(rows.T[site.outputs].transpose(0, 2, 1))
+            last = np.moveaxis(values, 1, -1)
+            return np.asarray(last if chosen is None else last[chosen], np.float32).reshape(-1, site.channels)
 
         # A copy in any case: rows are changed in place, and what they are views of may be stored.
         seen = np.array(views, np.float32, order="C") if chosen is None else np.ascontiguousarray(views[chosen], np.float32)
@@ -107,9 +106,13 @@ class Fit:
             blocks = u.reshape(1, len(u), self.unknowns)
         else:
             blocks = u.transpose(1, 0, 2)[site.inputs].transpose(0, 2, 1, 3).reshape(len(site.inputs), len(u), self.unknowns)
-        added = self.added(dense, shortcut, shape)
-        goal = outputs(self.goal(dense, shortcut, shape))
-        return Rows(np.ascontiguousarray(blocks), goal, None if added is None else outputs(added))
+        if dense.shape == shape and (shortcut is None or shortcut.shape == shape):  # most positions may not be looked at
+            dense, shortcut = at_places(dense), None if shortcut is None else at_places(shortcut)
+            goal, added = self.goal(dense, shortcut, dense.shape), self.added(dense, shortcut, dense.shape)
+        else:
+            goal, added = self.goal(dense, shortcut, shape), self.added(dense, shortcut, shape)
+            goal, added = at_places(goal), None if added is None else at_places(added)
+        return Rows(np.ascontiguousarray(blocks), _by_block(goal, site), None if added is None else _by_block(added, site))
 
     def relaxed(self, rows: Rows, at: Coefficients) -> Rows:
         """Return the rows with targets moved to what is found, wherever the activation behind makes no difference.
@@ -209,6 +212,17 @@ class Fit:
     def _columns(self) -> NDArray[np.int64]:
         """Which column of the weight each input has: a Conv with groups has columns for one group's inputs only."""
         return np.asarray(self.site.inputs % self._rows.shape[1])
+
+
+def _is_finite(values: Array) -> bool:
+    """Return whether all values are finite; so they are if their sum is, which is quicker to tell."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
+
+
+def _by_block(rows: Floats, site: Site) -> Floats:
+    """Return (places, channels) as (blocks, places, outputs)."""
+    return np.asarray(rows.T[site.outputs].transpose(0, 2, 1))
 
 
 def _cast(value: Doubles, like: Array) -> Array:

@@ -14,6 +14,7 @@ from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.recover.chain import Scene, find_chains, fit_chain, in_parts, linked, shared_out
+from onnx_gconv.recover.definite import Run
 from onnx_gconv.recover.elimination import Reader, eliminate, without_others
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.flow import Flow
@@ -21,17 +22,17 @@ from onnx_gconv.recover.newton import Link, Seen
 from onnx_gconv.recover.normal import (
     Coefficients,
     Doubles,
+    Equations,
+    Moments,
     Rows,
     Sums,
     add_up,
-    damped_gram,
     damping_between,
+    moments,
     of_rank,
     residual,
     retarget,
     scarcity_damping,
-    solve,
-    sums,
     target_sums,
     variance,
 )
@@ -193,7 +194,7 @@ class _Fitter:
 
     def fit(self, site: Site) -> None:
         """Fit one site, and let the walk go on with its weights."""
-        fit = Fit.of(site, self.constants, self.dense_constants)
+        fit, run = Fit.of(site, self.constants, self.dense_constants), self.work.pool.map
         targets, inputs = self.ahead.next_stop(), self.behind.next_stop()
         rows = site_rows(fit, targets, inputs, self.behind.stops, self.work, self.options)
         halves = half_moments(fit, rows)
@@ -204,9 +205,10 @@ class _Fitter:
             others = [half.of_inputs(columns) for half in halves[1:]]
             rows, halves = rows.of_inputs(columns), (reduce(sub, others, whole.of_inputs(columns)), *others)
         # With the channels that stay: with all of them, the weights are right as they are, and no damping would be too much.
-        damping = chosen_damping(prior, halves, self.options, has_intercept=site.has_intercept)
+        damping = chosen_damping(prior, halves, self.options, has_intercept=site.has_intercept, run=run)
         total = add_up(halves)
-        new = _ranked(fit, total, solve(total, prior, damping=damping, has_intercept=site.has_intercept))
+        equations = Equations.of(total, damping, has_intercept=site.has_intercept, run=run)
+        new = _ranked(fit, total, equations.solve(total, prior, run))
         self.errors.append(_error(site, total, fit, new))
         together = None
         if site.name in self.chains:
@@ -218,7 +220,7 @@ class _Fitter:
             for _ in range(self.options.relaxations):
                 relaxed = rows.map(partial(_relaxed_sums, fit, new))
                 there = retarget(total, relaxed)
-                new = _ranked(fit, there, solve(there, prior, damping=damping, has_intercept=site.has_intercept))
+                new = _ranked(fit, there, equations.solve(there, prior, run))
         if self._is_to_come(site.name):
             self._links[site.name] = Link(fit, new, total)
         self._keep(fit.tensors(new))
@@ -230,14 +232,17 @@ class _Fitter:
         """
         each, site = self.chosen[fit.site.name], fit.site
         damping = scarcity_damping(fit.unknowns, total.count, least=self.options.damping)
-        best = solve(total, fit.before, damping=damping, has_intercept=site.has_intercept)
+        run = self.work.pool.map
+        equations = Equations.of(total, damping, has_intercept=site.has_intercept, run=run)
+        best = equations.solve(total, fit.before, run)
         rows = np.arange(fit.unknowns).reshape(each.space.channels, -1)
         scale = fit.tail[0][site.outputs[0]]
-        gram = damped_gram(total, damping, has_intercept=site.has_intercept)[0]
-        keep = eliminate([Reader(gram, best.weight[0] * scale, rows)], least=len(each.keep)).keep(len(each.keep))
+        inverse = equations.inverse(total, run)
+        reader = Reader(inverse, best.weight[0] * scale, rows, is_inverse=True)
+        keep = eliminate([reader], least=len(each.keep), run=run).keep(len(each.keep))
         self.keeps[each.space.name] = keep
         inputs, columns = site.inputs.reshape(each.space.channels, -1)[keep].reshape(1, -1), rows[keep].reshape(-1)
-        prior = Coefficients(without_others(gram, fit.before.weight[0], columns)[None], fit.before.intercept)
+        prior = Coefficients(without_others(inverse, fit.before.weight[0], columns, run)[None], fit.before.intercept)
         return replace(fit, site=replace(site, inputs=inputs)), columns, prior
 
     def _fit_chain(self, last: Link, targets: Stop, inputs: Stop) -> Coefficients | None:
@@ -310,12 +315,12 @@ def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
 
     Where there is but one share, it is the only half.
     """
-    halves: list[Sums] = []
-    for number, part in enumerate(rows.map(sums)):
-        if number < 2:
-            halves.append(part)
-        else:
-            halves[number % 2] += part
+    parts = Moments(), Moments()
+    count = 0
+    for number, piece in enumerate(rows.map(moments)):
+        parts[number % 2].add(piece)
+        count = number + 1
+    halves = [part.total() for part in parts[:count]]
     if not all(np.isfinite(values).all() for half in halves for values in (half.u, half.t, half.uu, half.ut)):
         raise DataError(
             f"on the calibration samples, Conv or Gemm {fit.site.label!r} reads or gives NaN, infinity, or numbers too large to "
@@ -325,11 +330,13 @@ def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
     return tuple(halves)
 
 
-def chosen_damping(prior: Coefficients, halves: tuple[Sums, ...], options: FitOptions, *, has_intercept: bool) -> float:
+def chosen_damping(
+    prior: Coefficients, halves: tuple[Sums, ...], options: FitOptions, *, has_intercept: bool, run: Run = map
+) -> float:
     """Return how much a fit is damped: as each half of the samples likes it best from the other."""
     if len(halves) < 2 or not options.is_validated:
         return options.damping
-    return damping_between((halves[0], halves[1]), prior, least=options.damping, has_intercept=has_intercept)
+    return damping_between((halves[0], halves[1]), prior, least=options.damping, has_intercept=has_intercept, run=run)
 
 
 def _ranked(fit: Fit, total: Sums, at: Coefficients) -> Coefficients:

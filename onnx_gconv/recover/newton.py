@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import scipy.linalg
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnx_gconv.recover.fit import Array, Fit
 from onnx_gconv.recover.normal import Coefficients, Doubles, Floats, Sums
 from onnx_gconv.recover.patches import Window, patches
+from onnx_gconv.recover.preconditioner import Preconditioner
 from onnx_gconv.runtime import session
 
 Channels = NDArray[np.int64]
-DAMPING = 1e-3  # of a step, by the mean square of the patches
 HALVINGS = 4  # of a round's step, before it is given up
 HELD_BYTES = 2**27  # patches of all Convs that are held; those of more samples are made anew whenever they are needed
 OPSET = 13  # of the Convs that are run by themselves
@@ -94,7 +93,10 @@ class _Conv:
         self.outs_at = np.searchsorted(self.outs, site.outputs)
         self.scale, self.offset = (value.astype(np.float32)[self.outs] for value in self.fit.tail)
         self.clamp = site.clamp or (-np.inf, np.inf)
-        if not is_first:
+        # A 1x1 Conv in one block is a product of matrices. The channels of its block ascend, as those between Convs do.
+        still = window == replace(window.unpadded(), strides=(1,) * len(window.kernel))
+        self._is_pointwise = still and math.prod(window.kernel) == 1 and len(self.ins_at) == 1 and not is_first
+        if not is_first and not self._is_pointwise:
             groups = len(self.ins_at)
             self._forward = _session("Conv", window, group=groups)
             # What no place of it reaches would be missing in the result of its transpose.
@@ -113,17 +115,20 @@ class _Conv:
     def patch_bytes(self, places: int) -> int:
         return 4 * places * len(self.ins_at) * (self.fit.unknowns + 1)
 
-    def convolved(self, images: Floats, weight: Doubles) -> Floats:
-        """Return what a weight makes of images without its constant: (blocks, places, outputs)."""
-        blocks = images if len(self.ins_at) == 1 else images[:, self.ins_at.reshape(-1)]
-        found = _run(self._forward, blocks, self._kernel(weight))
-        rows = np.moveaxis(found, 1, -1).reshape(-1, *self.fit.site.outputs.shape)
-        return np.ascontiguousarray(rows.transpose(1, 0, 2))
+    def convolved(self, rows: Floats, places: tuple[int, ...], kernel: Floats) -> Floats:
+        """Return what a kernel makes of what it reads (places, input channels) without a constant: (blocks, places, outputs)."""
+        if self._is_pointwise:
+            return np.asarray(rows @ kernel.reshape(len(kernel), -1).T)[None]
+        images = _map(rows if len(self.ins_at) == 1 else rows[:, self.ins_at.reshape(-1)], places)
+        found = np.moveaxis(_run(self._forward, images, kernel), 1, -1).reshape(-1, *self.fit.site.outputs.shape)
+        return np.ascontiguousarray(found.transpose(1, 0, 2))
 
-    def back(self, pulled: Floats, places: tuple[int, ...], weight: Doubles) -> Floats:
+    def back(self, pulled: Floats, places: tuple[int, ...], kernel: Floats) -> Floats:
         """Return how its transpose passes on what pulls at its outputs (blocks, places, outputs): (places, input channels)."""
+        if self._is_pointwise:
+            return np.asarray(pulled[0] @ kernel.reshape(len(kernel), -1))
         outer = _map(pulled.transpose(1, 0, 2).reshape(pulled.shape[1], -1), places)
-        found = np.moveaxis(_run(self._backward, outer, self._kernel(weight)), 1, -1)
+        found = np.moveaxis(_run(self._backward, outer, kernel), 1, -1)
         rows = np.empty((math.prod(found.shape[:-1]), self.ins_at.size), np.float32)
         rows[:, self.ins_at.reshape(-1)] = found.reshape(rows.shape)
         return rows
@@ -156,8 +161,8 @@ class _Conv:
         whole[self.ins_at] = each
         return whole
 
-    def _kernel(self, weight: Doubles) -> Floats:
-        """Return a weight as a Conv in so many groups as it has blocks has it."""
+    def kernel(self, weight: Doubles) -> Floats:
+        """Return a weight, without its constant, as a Conv in so many groups as it has blocks has it."""
         blocks = weight[:, :-1].reshape(*self.ins_at.shape, *self.fit.kernel, -1).astype(np.float32)
         return np.ascontiguousarray(np.moveaxis(blocks, -1, 1)).reshape(-1, self.ins_at.shape[1], *self.fit.kernel)
 
@@ -179,12 +184,19 @@ class Chain:
         self._last = self._convs[-1]
         self._scale = self._last.fit.tail[0][self._last.fit.site.outputs][:, None, :]
         each = [_with_constant(link.at) for link in links]
-        self.weights = (*each[:-1], each[-1] * self._scale)
+        self._set((*each[:-1], each[-1] * self._scale))
         self.parts = list(map(self.part, seen))
         held = np.cumsum([self._patch_bytes(part) for part in self.parts]) <= HELD_BYTES
         self._held = {id(part) for part, is_held in zip(self.parts, held, strict=True) if is_held}
         places = [sum(math.prod(part.places[number]) for part in self.parts) for number in range(len(links))]
-        self._factors = [_factors(link.total, count) for link, count in zip(links, places, strict=True)]
+        self._near = [Preconditioner.of(link.total, count, pool.map) for link, count in zip(links, places, strict=True)]
+
+    def _set(self, weights: tuple[Doubles, ...]) -> None:
+        self.weights, self._kernels = weights, self._kernels_of(weights)
+
+    def _kernels_of(self, weights: Sequence[Doubles]) -> list[Floats]:
+        """Return the kernels of all Convs but the first."""
+        return [conv.kernel(weight) for conv, weight in zip(self._convs[1:], weights[1:], strict=True)]
 
     def coefficients(self) -> list[Coefficients]:
         """Return the present weights of each Conv."""
@@ -196,11 +208,11 @@ class Chain:
         begun = list(self._pool.map(self._begin, self.parts))
         before, gradient = sum(loss for loss, _ in begun), _total(pulled for _, pulled in begun)
         strengths = self._strengths()
-        ridges = [factors.ridge * strength for factors, strength in zip(self._factors, strengths, strict=True)]
+        ridges = [near.ridge * strength for near, strength in zip(self._near, strengths, strict=True)]
 
         def preconditioned(gradient: Step) -> Step:
-            each = zip(self._factors, gradient.weights, strengths, strict=True)
-            return Step(tuple(_solve(factors, pulled) / strength for factors, pulled, strength in each))
+            each = zip(self._near, gradient.weights, strengths, strict=True)
+            return Step(tuple(near.solve(pulled, self._pool.map) / strength for near, pulled, strength in each))
 
         def curved(step: Step) -> Step:
             found = _total(self._pool.map(partial(self._curve, step), self.parts))
@@ -209,19 +221,19 @@ class Chain:
         step = _conjugate_gradients(gradient, curved, preconditioned, steps)
         for _ in range(HALVINGS):
             weights = tuple(weight + change for weight, change in zip(self.weights, step.weights, strict=True))
-            if sum(self._pool.map(partial(self._loss_at, weights), self.parts)) < before:
-                self.weights = weights
+            if self._loss_at(weights, self.parts) < before:
+                self._set(weights)
                 return True
             step = step * 0.5
         return False
 
     def loss(self) -> float:
         """Return the sum of squared errors at the present weights, where the activation behind makes a difference."""
-        return sum(self._pool.map(partial(self._loss_at, self.weights), self.parts))
+        return self._loss_at(self.weights, self.parts)
 
     def loss_on(self, part: Part) -> float:
         """Return the sum of squared errors on some samples, perhaps others."""
-        return self._loss_at(self.weights, part)
+        return self._loss_at(self.weights, [part])
 
     def look(self, part: Part) -> tuple[Part, Floats]:
         """Note what the Convs see at the present weights; return the part with all patches, and how far off the outputs are."""
@@ -268,7 +280,7 @@ class Chain:
         for number, conv in enumerate(self._convs):
             blocks = np.matmul(unfolded[number], step.weights[number].astype(np.float32))
             if moved is not None:
-                blocks += conv.convolved(_map(moved, part.places[number - 1]), self.weights[number])
+                blocks += conv.convolved(moved, part.places[number - 1], self._kernels[number - 1])
             if conv is not self._last:
                 moved = conv.by_channel(blocks) * part.slopes[number]
         return np.asarray(blocks)
@@ -280,7 +292,7 @@ class Chain:
         for number in reversed(range(len(self._convs))):
             pulled.insert(0, np.matmul(unfolded[number].transpose(0, 2, 1), off).astype(np.float64))
             if number:
-                rows = self._convs[number].back(off, part.places[number], self.weights[number])
+                rows = self._convs[number].back(off, part.places[number], self._kernels[number - 1])
                 off = self._convs[number - 1].by_block(rows * part.slopes[number - 1])
         return Step(tuple(pulled))
 
@@ -301,13 +313,19 @@ class Chain:
             t = self._last.fit.relaxed_targets(t, part.added, found / scale)
         return np.asarray(scale * t - found)
 
-    def _loss_at(self, weights: Sequence[Doubles], part: Part) -> float:
-        blocks = np.matmul(self._first_patches(part), weights[0].astype(np.float32))
-        for number, (conv, after) in enumerate(zip(self._convs, self._convs[1:], strict=False)):
-            inner = np.clip(conv.before_activation(blocks), *conv.clamp)
-            weight = weights[number + 1]
-            blocks = after.convolved(_map(inner, part.places[number]), weight) + weight[:, None, -1].astype(np.float32)
-        return _square(self._off(part, blocks))
+    def _loss_at(self, weights: Sequence[Doubles], parts: Sequence[Part]) -> float:
+        first, kernels = weights[0].astype(np.float32), self._kernels_of(weights)
+        constants = [weight[:, None, -1].astype(np.float32) for weight in weights[1:]]
+
+        def loss(part: Part) -> float:
+            blocks = np.matmul(self._first_patches(part), first)
+            for number, (kernel, constant) in enumerate(zip(kernels, constants, strict=True)):
+                conv = self._convs[number]
+                inner = np.clip(conv.before_activation(blocks), *conv.clamp)
+                blocks = self._convs[number + 1].convolved(inner, part.places[number], kernel) + constant
+            return _square(self._off(part, blocks))
+
+        return sum(self._pool.map(loss, parts))
 
     def _strengths(self) -> list[Doubles]:
         """Return how much each output of each Conv matters: what the next make of it, as far as the activations let it pass."""
@@ -337,42 +355,6 @@ def _conjugate_gradients(
         size, last = left.dot(near), size
         direction = near + direction * (size / last)
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Factors:
-    """Cholesky factors of damped second moments, block by block, and the damping of each."""
-
-    factors: list[Doubles]
-    ridge: Doubles  # (blocks, 1, 1)
-
-
-def _factors(total: Sums, places: int) -> _Factors:
-    """Return the factors for so many places, out of the moments of others."""
-    size = total.uu.shape[1]
-    factors, ridges = [], []
-    for uu, u in zip(total.uu, total.u, strict=True):
-        moments = np.empty((size + 1, size + 1), order="F")
-        moments[:-1, :-1], moments[-1, :-1], moments[:-1, -1], moments[-1, -1] = uu, u, u, total.count
-        moments *= places / total.count
-        ridge = DAMPING * float(np.trace(moments)) / (size + 1)
-        factors.append(_factor(moments, ridge))
-        ridges.append(ridge)
-    return _Factors(factors, np.array(ridges)[:, None, None])
-
-
-def _factor(moments: Doubles, ridge: float) -> Doubles:
-    """Return the Cholesky factor of damped moments; rounding may ask for more damping, which a preconditioner can bear."""
-    for _ in range(10):
-        factor, failed = scipy.linalg.lapack.dpotrf(moments + ridge * np.eye(len(moments)), lower=1, overwrite_a=1)
-        if not failed:
-            return np.asarray(factor)
-        ridge *= 10
-    raise AssertionError("second moments are finite")
-
-
-def _solve(factors: _Factors, values: Doubles) -> Doubles:
-    return np.stack([scipy.linalg.cho_solve((each, True), value) for each, value in zip(factors.factors, values, strict=True)])
 
 
 def _with_constant(at: Coefficients) -> Doubles:

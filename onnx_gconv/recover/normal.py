@@ -3,15 +3,18 @@
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
+
+from onnx_gconv.recover.definite import Factor, Run, factored
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 ROUNDING = 1e-10  # what float64 sums may be off by, relative, with room
 DAMPING_STEPS = 6
+SMALL = 64  # unknowns of a block up to which all blocks are solved at once
 SCARCITY = 0.1  # the damping of an elimination where there are as many inputs as positions
 
 
@@ -110,15 +113,57 @@ class Coefficients:
 
 
 def sums(rows: Rows) -> Sums:
-    """Return the moments of some rows.
+    """Return the moments of some rows."""
+    found = Moments()
+    found.add(moments(rows))
+    return found.total()
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Moments of some rows as they are added up."""
+
+    count: int
+    u: "_Centred"
+    uu: Floats  # about the centre
+    targets: tuple[Doubles, Doubles, Doubles]
+
+
+def moments(rows: Rows) -> Piece:
+    """Return the moments of some rows, to be added up.
 
     Products in float32, where they are three times faster; the rows are few, and their sums are added in float64. The
     products are of numbers about their mean, which is added back in float64: far off centre, float32 would lose the spread.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found in the sum of all
         u = _inputs(rows)
-        t, ut, tt = target_sums(rows)
-        return Sums(rows.u.shape[1], u.total, t, u.times(u), ut, tt)
+        uu = np.matmul(u.values.transpose(0, 2, 1), u.values)
+        return Piece(rows.u.shape[1], replace(u, values=u.values[:, :0]), uu, target_sums(rows))
+
+
+class Moments:
+    """Moments of pieces, added up in the order in which they come: the same bits whatever thread made them."""
+
+    def __init__(self) -> None:
+        self._uu: Doubles | None = None
+        self._pieces: list[Piece] = []
+
+    def add(self, piece: Piece) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):  # as in `moments`
+            if self._uu is None:
+                self._uu = piece.uu.astype(np.float64)
+            else:
+                self._uu += piece.uu
+        self._pieces.append(replace(piece, uu=piece.uu[:0]))
+
+    def total(self) -> Sums:
+        """Return the sum; what the centres of all pieces add to it is a product of two small matrices."""
+        assert self._uu is not None
+        centres, rests, totals = (np.stack([getattr(piece.u, name) for piece in self._pieces], axis=2) for name in _Centred.SUMS)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._uu += np.concatenate([rests, centres], axis=2) @ np.concatenate([centres, totals], axis=2).transpose(0, 2, 1)
+            t, ut, tt = (functools.reduce(np.add, each) for each in zip(*(piece.targets for piece in self._pieces), strict=True))
+        return Sums(sum(piece.count for piece in self._pieces), totals.sum(axis=2), t, self._uu, ut, tt)
 
 
 def target_sums(rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
@@ -143,6 +188,8 @@ class _Centred:
     centre: Doubles  # (blocks, channels)
     total: Doubles  # sum of the values as they were
     rest: Doubles  # sum of the values about the centre: not quite zero
+
+    SUMS: ClassVar = ("centre", "rest", "total")
 
     @classmethod
     def of(cls, values: Floats, out: Floats | None = None) -> "_Centred":
@@ -169,29 +216,63 @@ def retarget(total: Sums, parts: Iterable[tuple[Doubles, Doubles, Doubles]]) -> 
 
 def predict(rows: Rows, at: Coefficients) -> Floats:
     """Return what these coefficients give: (blocks, positions, outputs)."""
-    constant = at.intercept if rows.centre is None else at.intercept + np.einsum("bi,bio->bo", rows.centre.value, at.weight)
+    constant = at.intercept if rows.centre is None else at.intercept + _applied(rows.centre.value, at.weight)
     found = np.matmul(rows.u, at.weight.astype(np.float32))
     found += constant.astype(np.float32)[:, None, :]
     return np.asarray(found)
 
 
-def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bool) -> Coefficients:
-    """Return the weights that bring the inputs closest to the targets.
+@dataclass(frozen=True, eq=False)
+class Equations:
+    """Normal equations of some inputs at a damping, ready to be solved for any targets.
 
-    They minimise |t - w u - b|^2 + damping * mean(diag uu) * |w - prior|^2 (the intercept is free): what the data do not
+    The weights minimise |t - w u - b|^2 + damping * mean(diag uu) * |w - prior|^2 (the intercept is free): what the data do not
     decide, such as the weights of a channel that is always zero, stays as it was.
     """
-    gram, cross = _centred(total) if has_intercept else (total.uu, total.ut)
-    size = gram.shape[1]
-    weight = np.empty_like(prior.weight)
-    for block in range(len(gram) if size else 0):  # a dropped branch reads nothing: it has its constant only
-        ridge = _ridge(gram[block], total.uu[block], damping)
-        matrix = gram[block] + ridge * np.eye(size)
-        weight[block] = scipy.linalg.solve(matrix, cross[block] + ridge * prior.weight[block], assume_a="pos")
-    if not has_intercept:
-        return Coefficients(weight, prior.intercept)
-    means = total.u / total.count, total.t / total.count
-    return Coefficients(weight, means[1] - np.einsum("bi,bio->bo", means[0], weight))
+
+    has_intercept: bool
+    ridges: Doubles  # (blocks, 1, 1)
+    small: Doubles  # all matrices, where they are small
+    factors: tuple[Factor, ...]  # those of each block elsewhere
+
+    @classmethod
+    def of(cls, total: Sums, damping: float, *, has_intercept: bool, run: Run = map) -> "Equations":
+        """Return the equations of these inputs."""
+        size = total.u.shape[1]
+        off = _off(total, has_intercept=has_intercept)
+        ridges = [_ridge(uu, less, damping) for uu, less in zip(total.uu, off, strict=True)]
+        each = np.array(ridges)[:, None, None]
+        if size <= SMALL:
+            return cls(has_intercept, each, total.uu - _outer(off, off) + each * np.eye(size), ())
+        factors = [factored(uu, ridge, run, less=less) for uu, ridge, less in zip(total.uu, ridges, off, strict=True)]
+        return cls(has_intercept, each, total.uu[:0], tuple(factors))
+
+    def solve(self, total: Sums, prior: Coefficients, run: Run = map) -> Coefficients:
+        """Return the weights for these targets; the inputs are those that the equations are of."""
+        means = total.u / total.count, total.t / total.count
+        cross = total.ut - _outer(total.u, means[1]) if self.has_intercept else total.ut
+        wanted = cross + self.ridges * prior.weight
+        if self.factors:
+            weight = np.stack([factor.solve(each, run) for factor, each in zip(self.factors, wanted, strict=True)])
+        else:
+            weight = np.asarray(np.linalg.solve(self.small, wanted), np.float64)
+        if not self.has_intercept:
+            return Coefficients(weight, prior.intercept)
+        return Coefficients(weight, means[1] - _applied(means[0], weight))
+
+    def inverse(self, total: Sums, run: Run = map) -> Doubles:
+        """Return the inverse of `damped_gram`, of the only block."""
+        found = self.factors[0].inverse(run) if self.factors else np.asarray(np.linalg.inv(self.small[0]), np.float64)
+        found *= total.count
+        still = _still(total.uu[0], _off(total, has_intercept=self.has_intercept)[0])
+        found[still], found[:, still] = 0.0, 0.0
+        found[still, still] = total.count / (ROUNDING * self.ridges[0, 0, 0])
+        return found
+
+
+def solve(total: Sums, prior: Coefficients, *, damping: float, has_intercept: bool, run: Run = map) -> Coefficients:
+    """Return the weights that bring the inputs closest to the targets, as `Equations` say."""
+    return Equations.of(total, damping, has_intercept=has_intercept, run=run).solve(total, prior, run)
 
 
 def of_rank(total: Sums, at: Coefficients, rank: int, *, scale: Doubles, has_intercept: bool) -> Coefficients:
@@ -199,14 +280,15 @@ def of_rank(total: Sums, at: Coefficients, rank: int, *, scale: Doubles, has_int
 
     With H the second moments and W by the scale, they are W V V' with V the first eigenvectors of W'HW.
     """
-    gram = (_centred(total)[0] if has_intercept else total.uu)[0]
+    off = _off(total, has_intercept=has_intercept)[0]
+    gram = total.uu[0] - np.outer(off, off)
     weight = at.weight[0] * scale
     _, vectors = np.linalg.eigh(weight.T @ gram @ weight)  # ascending
     first = vectors[:, -rank:]
     lower = ((weight @ first) @ first.T / scale)[None]
     if not has_intercept:
         return Coefficients(lower, at.intercept)
-    return Coefficients(lower, at.intercept + np.einsum("bi,bio->bo", total.u / total.count, at.weight - lower))
+    return Coefficients(lower, at.intercept + _applied(total.u / total.count, at.weight - lower))
 
 
 def scarcity_damping(inputs: int, positions: int, *, least: float) -> float:
@@ -218,31 +300,43 @@ def scarcity_damping(inputs: int, positions: int, *, least: float) -> float:
 
 
 def damped_gram(total: Sums, damping: float, *, has_intercept: bool) -> Doubles:
-    """Return the second moments that `solve` solves with, of one position on average.
+    """Return the second moments that `solve` solves with, of one position on average and of the only block.
 
     Inputs that never vary are worth nothing whatever their weights are: theirs are zero, but for what keeps the matrix definite.
     """
-    gram = _centred(total)[0] if has_intercept else total.uu.copy()
-    for block, raw in zip(gram, total.uu, strict=True):
-        ridge = np.full(len(block), _ridge(block, raw, damping))
-        still = np.diagonal(block) <= ROUNDING * np.diagonal(raw)
-        block[still], block[:, still] = 0.0, 0.0
-        ridge[still] *= ROUNDING
-        block[np.diag_indices(len(block))] += ridge
+    raw, off = total.uu[0], _off(total, has_intercept=has_intercept)[0]
+    gram: Doubles = raw - np.outer(off, off)
+    ridge = np.full(len(gram), _ridge(raw, off, damping))
+    still = _still(raw, off)
+    gram[still], gram[:, still] = 0.0, 0.0
+    ridge[still] *= ROUNDING
+    gram[np.diag_indices(len(gram))] += ridge
     gram /= total.count
     return gram
 
 
-def _ridge(gram: Doubles, raw: Doubles, damping: float) -> float:
-    """Return what is added to the diagonal of a block.
+def _off(total: Sums, *, has_intercept: bool) -> Doubles:
+    """Return what is taken off the second moments of each block, as the outer product with itself, to have them about the mean."""
+    return total.u / np.sqrt(total.count) if has_intercept else np.zeros_like(total.u)
+
+
+def _still(raw: Doubles, less: Doubles) -> NDArray[np.intp]:
+    """Return which inputs of a block never vary."""
+    whole = np.diagonal(raw)
+    return np.flatnonzero(whole - np.square(less) <= ROUNDING * whole)
+
+
+def _ridge(raw: Doubles, less: Doubles, damping: float) -> float:
+    """Return what is added to the diagonal of a block, the second moments being raw - less less'.
 
     Inputs that do not vary leave nothing but rounding in the Gram matrix, which must not decide anything.
     """
-    spread = max(damping * float(np.trace(gram)), ROUNDING * float(np.trace(raw)))
-    return spread / max(1, len(gram)) or 1.0  # nothing ever came in: all stays as it was
+    whole = float(np.trace(raw))
+    spread = max(damping * (whole - float(np.square(less).sum())), ROUNDING * whole)
+    return spread / max(1, len(raw)) or 1.0  # nothing ever came in: all stays as it was
 
 
-def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, least: float, has_intercept: bool) -> float:
+def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, least: float, has_intercept: bool, run: Run = map) -> float:
     """Return the damping, from `least` on in steps of ten, at which what is solved on one half of the data does best on the other.
 
     A late layer sees fewer independent samples than it has weights: with little damping it would learn them by heart.
@@ -250,29 +344,29 @@ def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, least: fl
     best, found = float("inf"), least
     for step in range(DAMPING_STEPS):
         damping = least * 10.0**step
-        error = sum(
-            float(residual(other, solve(half, prior, damping=damping, has_intercept=has_intercept)).sum())
-            for half, other in (halves, halves[::-1])
-        )
-        if not error < best:
+
+        def error(pair: tuple[Sums, Sums], damping: float = damping) -> float:
+            at = solve(pair[0], prior, damping=damping, has_intercept=has_intercept)
+            return float(residual(pair[1], at).sum())
+
+        errors = sum(run(error, (halves, halves[::-1])))
+        if not errors < best:
             break
-        best, found = error, damping
+        best, found = errors, damping
     return found
-
-
-def _centred(total: Sums) -> tuple[Doubles, Doubles]:
-    gram = total.uu - _outer(total.u, total.u) / total.count
-    cross = total.ut - _outer(total.u, total.t) / total.count
-    return gram, cross
 
 
 def residual(total: Sums, at: Coefficients) -> Doubles:
     """Return the sum of squared errors of each output: (blocks, outputs)."""
     w, b = at.weight, at.intercept
-    quadratic = np.einsum("bio,bij,bjo->bo", w, total.uu, w, optimize=True)
-    error = total.tt - 2 * (w * total.ut).sum(axis=1) + quadratic
-    error += b * (2 * np.einsum("bi,bio->bo", total.u, w) - 2 * total.t + total.count * b)
+    error = total.tt + (w * (np.matmul(total.uu, w) - 2 * total.ut)).sum(axis=1)
+    error += b * (2 * _applied(total.u, w) - 2 * total.t + total.count * b)
     return np.asarray(np.maximum(error, 0.0))  # rounding
+
+
+def _applied(u: Doubles, weight: Doubles) -> Doubles:
+    """Return what weights make of one input of each block: (blocks, outputs)."""
+    return np.asarray(np.matmul(u[:, None, :], weight)[:, 0])
 
 
 def variance(total: Sums) -> Doubles:

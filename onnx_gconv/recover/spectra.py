@@ -34,15 +34,13 @@ def rank_errors(
     sites = [site for site in find_sites(flow, constants, Matched()) if site.name in names and len(site.inputs) == 1]
     options = replace(options, positions_a_weight=POSITIONS_AN_INPUT, least_positions=LEAST_POSITIONS)
     found: dict[str, Doubles] = {}
-    with ActivationStore() as target_store, ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
-        work = Work(pool, put_inputs(feeds, flow.inputs, (target_store, store)))
-        ahead = Walk(flow, target_store, later=[{site.target} for site in sites])
-        walk = Walk(flow, store, later=[site_reads(site) for site in sites])
+    with ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
+        work = Work(pool, put_inputs(feeds, flow.inputs, (store,)))
+        walk = Walk(flow, store, later=[{site.target, *site_reads(site)} for site in sites])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)
-            seen = look(Fit.of(site, constants, constants), ahead, walk, work, options)
+            seen = look(Fit.of(site, constants, constants), walk, work, options)
             found[site.name] = left_by_rank(seen.gram, seen.weight)
-            ahead.tidy()
             walk.tidy()
     progress(len(sites), len(sites), "done")
     return found
