@@ -305,17 +305,17 @@ def site_rows(fit: Fit, targets: Stop, inputs: Stop, stop: int, work: Work, opti
     return work.rows(rows)
 
 
-def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
+def half_moments(fit: Fit, rows: SharedRows, *, parts: int = 2) -> tuple[Sums, ...]:
     """Return the moments of every other share of the samples and of those between, refusing NaN and infinity.
 
-    Where there is but one share, it is the only half.
+    Where there is but one share, it is the only half. There may be other `parts` than halves.
     """
-    parts = Moments(), Moments()
+    each = [Moments() for _ in range(parts)]
     count = 0
     for number, piece in enumerate(rows.map(moments)):
-        parts[number % 2].add(piece)
+        each[number % parts].add(piece)
         count = number + 1
-    halves = [part.total() for part in parts[:count]]
+    halves = [part.total() for part in each[:count]]
     if not all(np.isfinite(values).all() for half in halves for values in (half.u, half.t, half.uu, half.ut)):
         raise DataError(
             f"on the calibration samples, Conv or Gemm {fit.site.label!r} reads or gives NaN, infinity, or numbers too large to "

@@ -145,25 +145,31 @@ class Moments:
     """Moments of pieces, added up in the order in which they come: the same bits whatever thread made them."""
 
     def __init__(self) -> None:
-        self._uu: Doubles | None = None
-        self._pieces: list[Piece] = []
+        self._sums: tuple[Doubles, Doubles, Doubles, Doubles] | None = None  # t, ut, tt, and uu about the centres
+        self._inputs: list[_Centred] = []
+        self._count = 0
 
     def add(self, piece: Piece) -> None:
-        with np.errstate(invalid="ignore", over="ignore"):  # as in `moments`
-            if self._uu is None:
-                self._uu = piece.uu.astype(np.float64)
-            else:
-                self._uu += piece.uu
-        self._pieces.append(replace(piece, uu=piece.uu[:0]))
+        """Add one: what it has may be changed."""
+        if self._sums is None:
+            self._sums = *piece.targets, piece.uu.astype(np.float64)
+        else:
+            *targets, uu = self._sums
+            with np.errstate(invalid="ignore", over="ignore"):  # as in `moments`
+                for own, more in zip(targets, piece.targets, strict=True):
+                    own += more
+                uu += piece.uu
+        self._inputs.append(piece.u)
+        self._count += piece.count
 
     def total(self) -> Sums:
         """Return the sum; what the centres of all pieces add to it is a product of two small matrices."""
-        assert self._uu is not None
-        centres, rests, totals = (np.stack([getattr(piece.u, name) for piece in self._pieces], axis=2) for name in _Centred.SUMS)
+        assert self._sums is not None
+        t, ut, tt, uu = self._sums
+        centres, rests, totals = (np.stack([getattr(each, name) for each in self._inputs], axis=2) for name in _Centred.SUMS)
         with np.errstate(invalid="ignore", over="ignore"):
-            self._uu += np.concatenate([rests, centres], axis=2) @ np.concatenate([centres, totals], axis=2).transpose(0, 2, 1)
-            t, ut, tt = (functools.reduce(np.add, each) for each in zip(*(piece.targets for piece in self._pieces), strict=True))
-        return Sums(sum(piece.count for piece in self._pieces), totals.sum(axis=2), t, self._uu, ut, tt)
+            uu += np.concatenate([rests, centres], axis=2) @ np.concatenate([centres, totals], axis=2).transpose(0, 2, 1)
+        return Sums(self._count, totals.sum(axis=2), t, uu, ut, tt)
 
 
 def target_sums(rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
