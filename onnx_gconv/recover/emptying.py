@@ -52,7 +52,7 @@ def eliminations(
     seen: dict[str, Seen] = {}
     options = replace(options, positions_a_weight=POSITIONS_AN_INPUT, least_positions=LEAST_POSITIONS)
     with ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
-        work = Work(pool, put_inputs(feeds, flow.inputs, (store,)))
+        work = Work(pool, options.jobs, put_inputs(feeds, flow.inputs, (store,)))
         walk = Walk(flow, store, later=[{site.target, *site_reads(site)} for site in sites])
         queue = _Queue(pool)
         for number, site in enumerate(sites):

@@ -1,6 +1,5 @@
 """Normal equations of a site, added up batch by batch, and their solution."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -14,6 +13,7 @@ Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 ROUNDING = 1e-10  # what float64 sums may be off by, relative, with room
 DAMPING_STEPS = 6
+DAMPING_OUTPUTS = 256  # that are enough to choose a damping by
 SMALL = 64  # unknowns of a block up to which all blocks are solved at once
 SCARCITY = 0.1  # the damping of an elimination where there are as many inputs as positions
 
@@ -88,6 +88,10 @@ class Sums:
         """Return the moments of the positions that the other one, a part of it, does not have."""
         each = (getattr(self, name) - getattr(other, name) for name in ("u", "t", "uu", "ut", "tt"))
         return Sums(self.count - other.count, *each)
+
+    def of_outputs(self, every: int) -> "Sums":
+        """Return the moments with one output in so many."""
+        return replace(self, t=self.t[:, ::every], ut=self.ut[:, :, ::every], tt=self.tt[:, ::every])
 
     def of_inputs(self, columns: NDArray[np.int64]) -> "Sums":
         """Return the moments of some of the inputs, the same of each block."""
@@ -216,7 +220,10 @@ def _outer(a: Doubles, b: Doubles) -> Doubles:
 
 def retarget(total: Sums, parts: Iterable[tuple[Doubles, Doubles, Doubles]]) -> Sums:
     """Return the moments of the same inputs with other targets."""
-    t, ut, tt = (functools.reduce(np.add, each) for each in zip(*parts, strict=True))
+    each = iter(parts)
+    t, ut, tt = next(each)
+    for more in each:
+        t, ut, tt = t + more[0], ut + more[1], tt + more[2]
     return replace(total, t=t, ut=ut, tt=tt)
 
 
@@ -347,6 +354,9 @@ def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, least: fl
 
     A late layer sees fewer independent samples than it has weights: with little damping it would learn them by heart.
     """
+    every = max(1, -(-prior.intercept.shape[1] // DAMPING_OUTPUTS))
+    halves = halves[0].of_outputs(every), halves[1].of_outputs(every)
+    prior = Coefficients(prior.weight[:, :, ::every], prior.intercept[:, ::every])
     best, found = float("inf"), least
     for step in range(DAMPING_STEPS):
         damping = least * 10.0**step
