@@ -26,7 +26,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """The lower Cholesky factor of a matrix; what is above its diagonal is anything. Its diagonal tiles are inverted as well."""
+    """The lower Cholesky factor of a matrix; zero above its diagonal. Its diagonal tiles are inverted as well."""
 
     lower: NDArray[Any]
     inverses: tuple[NDArray[Any], ...]
@@ -84,7 +84,7 @@ def factored(matrix: Doubles, ridge: float = 0.0, run: Run = map, *, less: Doubl
     """Return the factor of matrix + ridge I - less less'; raise LinAlgError if that is not positive definite."""
     size = len(matrix)
     vector = np.zeros(size) if less is None else less
-    lower = np.empty((size, size))
+    lower = np.zeros((size, size))
     inverses: list[Doubles] = []
     for tile in _tiles(size):
         before = lower[tile, : tile.start]

@@ -182,7 +182,7 @@ def _triangle(matrix: Doubles) -> Doubles:
     try:
         return inverted(np.asarray(np.linalg.cholesky(matrix)))
     except np.linalg.LinAlgError:
-        return inverted(np.tril(_factor(matrix, map).lower))
+        return inverted(_factor(matrix, map).lower)
 
 
 def _factor(matrix: Doubles, run: Run) -> Factor:

@@ -16,7 +16,7 @@ from onnx_gconv.recover.elimination import Elimination, Reader, eliminate
 from onnx_gconv.recover.fit import Fit
 from onnx_gconv.recover.fitting import FitOptions, half_moments, site_reads, site_rows
 from onnx_gconv.recover.flow import Flow
-from onnx_gconv.recover.normal import Doubles, add_up, damped_gram, scarcity_damping
+from onnx_gconv.recover.normal import Doubles, damped_gram, scarcity_damping
 from onnx_gconv.recover.site import Site, find_sites
 from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
@@ -52,7 +52,7 @@ def eliminations(
     seen: dict[str, Seen] = {}
     options = replace(options, positions_a_weight=POSITIONS_AN_INPUT, least_positions=LEAST_POSITIONS)
     with ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
-        work = Work(pool, put_inputs(feeds, flow.inputs, (store,)))
+        work = Work(pool, options.jobs, put_inputs(feeds, flow.inputs, (store,)))
         walk = Walk(flow, store, later=[{site.target, *site_reads(site)} for site in sites])
         queue = _Queue(pool)
         for number, site in enumerate(sites):
@@ -114,7 +114,7 @@ def look(fit: Fit, walk: Walk, work: Work, options: FitOptions) -> Seen:
         spreads[batch] = _Spread.of(found[site.target])
         return found
 
-    total = add_up(half_moments(fit, site_rows(fit, noted, stop, walk.stops, work, options)))
+    (total,) = half_moments(fit, site_rows(fit, noted, stop, walk.stops, work, options), parts=1)
     scale = fit.tail[0][site.outputs[0]]
     # A target before the normalization is scaled by it as the weights are; a sum behind it is what it is.
     variance = _variance(spreads) if site.shortcut else _variance(spreads) * np.square(fit.tail[0])

@@ -144,7 +144,7 @@ def fit_sites(
         ActivationStore(stored) as compressed_store,
         ThreadPoolExecutor(options.jobs) as pool,
     ):
-        work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)), options.memory_share)
+        work = Work(pool, options.jobs, put_inputs(feeds, flows[0].inputs, (dense_store, compressed_store)), options.memory_share)
         reads = [site_reads(site) | ({chains[site.name][0].source} if site.name in chains else set()) for site in sites]
         ahead = Walk(flows[0], dense_store, later=[{site.target} for site in sites])
         behind = Walk(flows[1], compressed_store, later=reads)
@@ -204,6 +204,7 @@ class _Fitter:
             fit, columns, prior = self._choose(fit, whole)
             others = [half.of_inputs(columns) for half in halves[1:]]
             rows, halves = rows.of_inputs(columns), (reduce(sub, others, whole.of_inputs(columns)), *others)
+            del whole
         # With the channels that stay: with all of them, the weights are right as they are, and no damping would be too much.
         damping = chosen_damping(prior, halves, self.options, has_intercept=site.has_intercept, run=run)
         total = add_up(halves)
@@ -238,6 +239,7 @@ class _Fitter:
         rows = np.arange(fit.unknowns).reshape(each.space.channels, -1)
         scale = fit.tail[0][site.outputs[0]]
         inverse = equations.inverse(total, run)
+        del equations  # they are as large
         reader = Reader(inverse, best.weight[0] * scale, rows, is_inverse=True)
         keep = eliminate([reader], least=len(each.keep), run=run).keep(len(each.keep))
         self.keeps[each.space.name] = keep
@@ -310,17 +312,17 @@ def site_rows(fit: Fit, targets: Stop, inputs: Stop, stop: int, work: Work, opti
     return work.rows(rows)
 
 
-def half_moments(fit: Fit, rows: SharedRows) -> tuple[Sums, ...]:
+def half_moments(fit: Fit, rows: SharedRows, *, parts: int = 2) -> tuple[Sums, ...]:
     """Return the moments of every other share of the samples and of those between, refusing NaN and infinity.
 
-    Where there is but one share, it is the only half.
+    Where there is but one share, it is the only half. There may be other `parts` than halves.
     """
-    parts = Moments(), Moments()
+    each = [Moments() for _ in range(parts)]
     count = 0
     for number, piece in enumerate(rows.map(moments)):
-        parts[number % 2].add(piece)
+        each[number % parts].add(piece)
         count = number + 1
-    halves = [part.total() for part in parts[:count]]
+    halves = [part.total() for part in each[:count]]
     if not all(np.isfinite(values).all() for half in halves for values in (half.u, half.t, half.uu, half.ut)):
         raise DataError(
             f"on the calibration samples, Conv or Gemm {fit.site.label!r} reads or gives NaN, infinity, or numbers too large to "

@@ -1,6 +1,5 @@
 """Normal equations of a site, added up batch by batch, and their solution."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -14,6 +13,7 @@ Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 ROUNDING = 1e-10  # what float64 sums may be off by, relative, with room
 DAMPING_STEPS = 6
+DAMPING_OUTPUTS = 256  # that are enough to choose a damping by
 SMALL = 64  # unknowns of a block up to which all blocks are solved at once
 SCARCITY = 0.1  # the damping of an elimination where there are as many inputs as positions
 
@@ -89,6 +89,10 @@ class Sums:
         each = (getattr(self, name) - getattr(other, name) for name in ("u", "t", "uu", "ut", "tt"))
         return Sums(self.count - other.count, *each)
 
+    def of_outputs(self, every: int) -> "Sums":
+        """Return the moments with one output in so many."""
+        return replace(self, t=self.t[:, ::every], ut=self.ut[:, :, ::every], tt=self.tt[:, ::every])
+
     def of_inputs(self, columns: NDArray[np.int64]) -> "Sums":
         """Return the moments of some of the inputs, the same of each block."""
         square = self.uu[:, columns[:, None], columns[None, :]]
@@ -145,25 +149,31 @@ class Moments:
     """Moments of pieces, added up in the order in which they come: the same bits whatever thread made them."""
 
     def __init__(self) -> None:
-        self._uu: Doubles | None = None
-        self._pieces: list[Piece] = []
+        self._sums: tuple[Doubles, Doubles, Doubles, Doubles] | None = None  # t, ut, tt, and uu about the centres
+        self._inputs: list[_Centred] = []
+        self._count = 0
 
     def add(self, piece: Piece) -> None:
-        with np.errstate(invalid="ignore", over="ignore"):  # as in `moments`
-            if self._uu is None:
-                self._uu = piece.uu.astype(np.float64)
-            else:
-                self._uu += piece.uu
-        self._pieces.append(replace(piece, uu=piece.uu[:0]))
+        """Add one: what it has may be changed."""
+        if self._sums is None:
+            self._sums = *piece.targets, piece.uu.astype(np.float64)
+        else:
+            *targets, uu = self._sums
+            with np.errstate(invalid="ignore", over="ignore"):  # as in `moments`
+                for own, more in zip(targets, piece.targets, strict=True):
+                    own += more
+                uu += piece.uu
+        self._inputs.append(piece.u)
+        self._count += piece.count
 
     def total(self) -> Sums:
         """Return the sum; what the centres of all pieces add to it is a product of two small matrices."""
-        assert self._uu is not None
-        centres, rests, totals = (np.stack([getattr(piece.u, name) for piece in self._pieces], axis=2) for name in _Centred.SUMS)
+        assert self._sums is not None
+        t, ut, tt, uu = self._sums
+        centres, rests, totals = (np.stack([getattr(each, name) for each in self._inputs], axis=2) for name in _Centred.SUMS)
         with np.errstate(invalid="ignore", over="ignore"):
-            self._uu += np.concatenate([rests, centres], axis=2) @ np.concatenate([centres, totals], axis=2).transpose(0, 2, 1)
-            t, ut, tt = (functools.reduce(np.add, each) for each in zip(*(piece.targets for piece in self._pieces), strict=True))
-        return Sums(sum(piece.count for piece in self._pieces), totals.sum(axis=2), t, self._uu, ut, tt)
+            uu += np.concatenate([rests, centres], axis=2) @ np.concatenate([centres, totals], axis=2).transpose(0, 2, 1)
+        return Sums(self._count, totals.sum(axis=2), t, uu, ut, tt)
 
 
 def target_sums(rows: Rows) -> tuple[Doubles, Doubles, Doubles]:
@@ -210,7 +220,10 @@ def _outer(a: Doubles, b: Doubles) -> Doubles:
 
 def retarget(total: Sums, parts: Iterable[tuple[Doubles, Doubles, Doubles]]) -> Sums:
     """Return the moments of the same inputs with other targets."""
-    t, ut, tt = (functools.reduce(np.add, each) for each in zip(*parts, strict=True))
+    each = iter(parts)
+    t, ut, tt = next(each)
+    for more in each:
+        t, ut, tt = t + more[0], ut + more[1], tt + more[2]
     return replace(total, t=t, ut=ut, tt=tt)
 
 
@@ -341,6 +354,9 @@ def damping_between(halves: tuple[Sums, Sums], prior: Coefficients, *, least: fl
 
     A late layer sees fewer independent samples than it has weights: with little damping it would learn them by heart.
     """
+    every = max(1, -(-prior.intercept.shape[1] // DAMPING_OUTPUTS))
+    halves = halves[0].of_outputs(every), halves[1].of_outputs(every)
+    prior = Coefficients(prior.weight[:, :, ::every], prior.intercept[:, ::every])
     best, found = float("inf"), least
     for step in range(DAMPING_STEPS):
         damping = least * 10.0**step

@@ -55,7 +55,7 @@ def sensitivities(
     found: dict[Key, float] = {}
     narrowed: dict[Width, float] = {}
     with ActivationStore() as dense_store, ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
-        work = Work(pool, put_inputs(feeds, flows[0].inputs, (dense_store, store)))
+        work = Work(pool, options.jobs, put_inputs(feeds, flows[0].inputs, (dense_store, store)))
         probed = [batch for share in work.shares for batch in share][:probes]
         whole = session(dense, threads=options.jobs)
         expected = [run(whole, {name: store.get(name, batch) for name in flows[0].inputs}) for batch in probed]

@@ -35,7 +35,7 @@ def rank_errors(
     options = replace(options, positions_a_weight=POSITIONS_AN_INPUT, least_positions=LEAST_POSITIONS)
     found: dict[str, Doubles] = {}
     with ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
-        work = Work(pool, put_inputs(feeds, flow.inputs, (store,)))
+        work = Work(pool, options.jobs, put_inputs(feeds, flow.inputs, (store,)))
         walk = Walk(flow, store, later=[{site.target, *site_reads(site)} for site in sites])
         for number, site in enumerate(sites):
             progress(number, len(sites), site.label)

@@ -1,8 +1,9 @@
 """Calibration batches shared out to threads."""
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ class Work:
     """A pool of threads, and the batches in runs: NumPy and ONNX Runtime leave the interpreter free while they compute."""
 
     pool: ThreadPoolExecutor
+    jobs: int  # threads of the pool
     shares: Sequence[range]
     memory_share: float = 1.0  # of what may be held
 
@@ -52,9 +54,18 @@ class SharedRows:
         """Let go of what is held: the rows are made anew should they be asked for again."""
         self._held, self._bytes = {}, 0
 
-    def map(self, function: Callable[[Rows], Made]) -> Iterable[Made]:
+    def map(self, function: Callable[[Rows], Made]) -> Iterator[Made]:
         """Return what the function makes of each share, in their order, so that sums have always the same bits."""
-        return self._work.pool.map(lambda share: function(self._get(share)), self._work.shares)
+        shares = iter(self._work.shares)
+
+        def begin(count: int) -> list[Future[Made]]:
+            return [self._work.pool.submit(lambda share: function(self._get(share)), share) for share in islice(shares, count)]
+
+        # No more at once than there are threads and one: what is made may be large, and nobody may have asked for it yet.
+        begun = begin(self._work.jobs + 1)
+        while begun:
+            yield begun.pop(0).result()
+            begun += begin(1)
 
     def _get(self, share: range) -> Rows:
         held = self._held.get(share.start)
