@@ -19,9 +19,9 @@ import scipy.linalg
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from onnx_gconv.model.patches import Window, patches
 from onnx_gconv.recover.fit import Array, Fit
 from onnx_gconv.recover.normal import Coefficients, Doubles, Floats, Sums
-from onnx_gconv.recover.patches import Window, patches
 from onnx_gconv.runtime import session
 
 Channels = NDArray[np.int64]
