@@ -19,6 +19,7 @@ from widths import plan_of as narrowing
 from widths import subject
 
 from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.patches import Window, patches
 from onnx_gconv.plans import PlannedLayer, PlannedSpace
 from onnx_gconv.recover import chain as chain_module
 from onnx_gconv.recover import newton
@@ -28,7 +29,6 @@ from onnx_gconv.recover.fitting import FitOptions, fit_layers, masked_sites
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.newton import Chain, Link, Seen, Step
 from onnx_gconv.recover.normal import sums
-from onnx_gconv.recover.patches import Window, patches
 from onnx_gconv.recover.site import find_sites
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import Matched, match

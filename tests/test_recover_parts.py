@@ -14,9 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onnx_gconv.errors import DataError
+from onnx_gconv.model.patches import choose, patches, window_of
 from onnx_gconv.recover.divergence import divergence, score_error
 from onnx_gconv.recover.normal import Coefficients, Rows, Sums, add_up, damping_between, join, residual, solve, sums, variance
-from onnx_gconv.recover.patches import choose, patches, window_of
 from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.search.table import Option, Row, Table
 

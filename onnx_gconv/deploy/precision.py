@@ -32,8 +32,9 @@ def typed(
         rng = np.random.default_rng(0)
         return [random_feeds(model, shapes, rng) for _ in range(CALIBRATION_INPUTS)]
 
-    is_tensorrt = runner not in ("ort-cpu", "ort-cuda")
-    return half(model) if precision == "fp16" else quantised(model, feeds, "tensorrt" if is_tensorrt else "ort-cpu")
+    if precision == "fp16":
+        return half(model)
+    return quantised(model, feeds, "ort-cpu" if runner in ("ort-cpu", "ort-cuda") else "tensorrt", is_fitted=False)
 
 
 def half(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -52,11 +53,12 @@ def quantised(
     feeds: Callable[[], Iterable[Feeds]],
     made_for: QuantisedFor,
     *,
+    is_fitted: bool = True,
     on_progress: OnProgress = ignore,
 ) -> onnx.ModelProto:
-    """Return the model in int8, scales from these inputs."""
+    """Return the model in int8, scales from these inputs, and unless told otherwise channels and weights fitted to them."""
     with _written_by_the_tools("int8"):
-        return quantise(model, feeds, made_for, on_progress=on_progress)
+        return quantise(model, feeds, made_for, is_fitted=is_fitted, on_progress=on_progress)
 
 
 @contextmanager

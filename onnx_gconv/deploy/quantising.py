@@ -1,8 +1,9 @@
 """Models in int8: QuantizeLinear and DequantizeLinear around what computes, written by ONNX Runtime's own quantiser.
 
-Three things decide how good that is; docs/decisions.md has the measurements. Batch normalization is folded into the Convs first.
-The ranges of the activations are those of least squared error, not the smallest and largest number ever seen. And what comes
-after the last Conv stays float: one scale for boxes and scores would leave nothing of the scores.
+Five things decide how good that is; docs/decisions.md has the measurements. Batch normalization is folded into the Convs first.
+Channels that share a scale are brought to the same size. The ranges of the activations are those of least squared error, not the
+smallest and largest number ever seen. Weights are rounded so that their errors cancel. And what comes after the last Conv stays
+float: one scale for boxes and scores would leave nothing of the scores.
 """
 
 import tempfile
@@ -17,7 +18,9 @@ import onnx.version_converter
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from onnx_gconv.deploy.equalising import equalised
 from onnx_gconv.deploy.opset import nodes_of, standard_opset
+from onnx_gconv.deploy.rounding import rounded
 from onnx_gconv.errors import ModelError
 from onnx_gconv.listener import OnProgress, ignore
 from onnx_gconv.model.file import load, save
@@ -42,18 +45,23 @@ def quantise(
     feeds: Callable[[], Iterable[Feeds]],
     made_for: QuantisedFor,
     *,
+    is_fitted: bool = True,
     on_progress: OnProgress = ignore,
 ) -> onnx.ModelProto:
-    """Return the model in int8, scales from these inputs; `feeds` is called twice, and once more by the quantiser.
+    """Return the model in int8, scales from these inputs; `feeds` is called several times.
 
     For ONNX Runtime activations are uint8, and all that it has int8 kernels for is quantised. For TensorRT they are int8 and
     symmetric, only what Convs and matrix products read is quantised, and biases are float: its parser refuses others.
+    Unless it `is_fitted`, channels and weights are taken as they come: for timing, which does not depend on them.
     """
     _require_quantisable(model)
     with tempfile.TemporaryDirectory() as folder:
         prepared = _prepared(model, Path(folder))
+        if is_fitted:
+            prepared = equalised(prepared, feeds())
         ranges = _ranges(prepared, feeds, is_symmetric=made_for == "tensorrt", on_progress=on_progress)
-        return _written(prepared, ranges, feeds, made_for, Path(folder))
+        made = _written(prepared, ranges, feeds, made_for, Path(folder))
+    return rounded(made, prepared, feeds) if is_fitted else made
 
 
 def _require_quantisable(model: onnx.ModelProto) -> None:

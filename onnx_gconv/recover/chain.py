@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnx_gconv.model.patches import Window, window_of
 from onnx_gconv.recover.fit import Array, Fit
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.newton import Chain, Channels, Link, Seen
 from onnx_gconv.recover.normal import Coefficients
-from onnx_gconv.recover.patches import Window, window_of
 from onnx_gconv.recover.site import Site
 
 LONGEST = 3  # Convs in a chain

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx_gconv.errors import DataError
 from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import Constants
+from onnx_gconv.model.patches import choose, patches, window_of
 from onnx_gconv.recover.normal import Coefficients, Doubles, Floats, Rows, Sums, predict
-from onnx_gconv.recover.patches import choose, patches, window_of
 from onnx_gconv.recover.site import Site
 from onnx_gconv.solve.grouping import Grouping
 

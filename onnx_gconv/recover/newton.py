@@ -18,9 +18,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from onnx_gconv.model.patches import Window, patches
 from onnx_gconv.recover.fit import Array, Fit
 from onnx_gconv.recover.normal import Coefficients, Doubles, Floats, Sums
-from onnx_gconv.recover.patches import Window, patches
 from onnx_gconv.recover.preconditioner import Preconditioner
 from onnx_gconv.runtime import session
 
