@@ -1,5 +1,6 @@
 """What `pareto.py` compares with: widths by a rule, narrowed until the model is in time, and ONNX Runtime's own int8."""
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -140,7 +141,7 @@ def int8_of_onnx_runtime(path: Path, calib: Mapping[str, Any], *, is_unsigned: b
         model = onnx.version_converter.convert_version(model, QDQ_OPSET)
     is_free = not model.graph.input[0].type.tensor_type.shape.dim[0].dim_value
     (name, images), size = next(iter(calib.items())), AT_ONCE if is_free else 1
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # the pre-processing leaves files where it is
         before, prepared, after = (str(Path(folder) / f"{stage}.onnx") for stage in ("before", "prepared", "after"))
         onnx.save(model, before)
         try:
