@@ -65,9 +65,9 @@ class ResNet(nn.Module):
         return self.linear(x.mean(dim=(2, 3)))
 
 
-def imported(path: Path, depth: int, images: Tensor) -> ResNet:
+def imported(path: Path, model: Any, images: Tensor) -> Any:
     """Return the torch model with the weights of the ONNX file, after both have given the same logits."""
-    model = ResNet(depth).eval()
+    model.eval()
     stored = {
         tensor.name: torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy()) for tensor in onnx.load(path).graph.initializer
     }
@@ -160,7 +160,7 @@ def main() -> None:
     test, labels = cifar10.load("test", args.images)
     train = torch.from_numpy(cifar10.normalise(cifar10.load("train", max(1, args.samples))[0]))
     test = torch.from_numpy(cifar10.normalise(test))
-    model = imported(SHARED / "zoo" / f"cifar10_resnet{args.depth}_bn.onnx", args.depth, test[:8])
+    model = imported(SHARED / "zoo" / f"cifar10_resnet{args.depth}_bn.onnx", ResNet(args.depth), test[:8])
     whole = macs(model, test[:1])
     started, cpu_started = time.perf_counter(), time.process_time()
     model = pruned(model, test[:1], most=int(float(args.budget.rstrip("%")) / 100 * whole), is_global=args.scope == "global")
