@@ -3,9 +3,9 @@
     python benchmarks/pareto.py -o benchmarks/pareto.md [--rows REGEX] [--torch PYTHON] [--list]
 
 Needs ../shared, Pillow and matplotlib; rows of Torch-Pruning need PYTHON, an environment with torch-pruning and onnx_gconv. ONNX
-Runtime on this CPU, one thread; asked for .8, .65 and .5 of the dense time, in int8 for .5, .4 and .35. What is drawn is the time that was measured at the
-end, interleaved with the dense model. Data and judging are those of `benchmarks/forms.py`. Every row runs in a process of its own
-and is kept in OUTPUT.jsonl: a row that is there is not run again. Seed 0.
+Runtime on this CPU, one thread; asked for .8, .65 and .5 of the dense time, in int8 for .5, .4 and .35. What is drawn is the time
+that was measured at the end, interleaved with the dense model. Data and judging are those of `benchmarks/forms.py`. Every row runs
+in a process of its own and is kept in OUTPUT.jsonl: a row that is there is not run again. Seed 0.
 """
 
 import argparse
