@@ -28,6 +28,8 @@ NOT_FITTED = (
     "without labels, or train the result with `finetune`; --eval DATA measures it"
 )
 
+IN_INT8 = "--precision int8 may keep this time with less taken away, or nothing: int8 alone halves the time of many models"
+
 
 @one_blas_thread
 def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[CompressWishes]) -> Result:
@@ -70,6 +72,8 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
         listener.warn(f"the model is within the budget as it is{where}, so nothing was changed")
     elif samples is None:
         listener.warn(NOT_FITTED)
+    elif settings.precision == "fp32" and settings.max_latency is not None and clocked.latency is not None:
+        listener.note(IN_INT8)
     changes = changed_nodes(original.model, original.network, matched)
     return Result(original, clocked, rewritten, changes, evaluation, before, after, watch.seconds, quantised)
 
