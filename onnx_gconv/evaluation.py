@@ -1,6 +1,6 @@
 """How well a model does on the user's data: how often it is right, and how close it is to a reference."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -56,29 +56,44 @@ def evaluate(
     on_progress: OnProgress = ignore,
 ) -> Evaluation:
     """Return the accuracy of the model where there are labels, and its distance to the reference where there is one."""
+    return evaluate_each([model], data, reference=reference, limit=limit, on_progress=on_progress)[0]
+
+
+def evaluate_each(
+    models: Sequence[onnx.ModelProto],
+    data: Data,
+    *,
+    reference: onnx.ModelProto | None = None,
+    limit: int | None = None,
+    on_progress: OnProgress = ignore,
+) -> list[Evaluation]:
+    """Return the evaluations of several models with the same inputs and outputs; the reference runs once for all."""
     if reference is None and not data.has_labels:
         raise DataError(
             f"'{data.name}' has no labels, and there is no reference to compare with.",
             hint=f"give --reference DENSE.onnx, or labels: {WHERE_LABELS_ARE}",
         )
     if reference is not None:
-        require_same_interface(model, reference)
-    size = _batch_size(model, reference)
-    runner = Runner(model, size)
+        for model in models:
+            require_same_interface(model, reference)
+    size = _batch_size(models[0], reference)
+    runners = [Runner(model, size) for model in models]
     other = None if reference is None else Runner(reference, size)
     total = data.samples if limit is None or data.samples is None else min(limit, data.samples)
-    tally = Tally()
-    for batch in data.batches(size or good_batch(model), limit=limit):
-        tally.add(batch, runner.results(batch), None if other is None else other.results(batch))
-        on_progress(tally.samples, total if total is not None else limit, "samples")
-    if not tally.samples:
+    tallies = [Tally() for _ in models]
+    for batch in data.batches(size or good_batch(models[0]), limit=limit):
+        expected = None if other is None else other.results(batch)
+        for runner, tally in zip(runners, tallies, strict=True):
+            tally.add(batch, runner.results(batch), expected)
+        on_progress(tallies[0].samples, total if total is not None else limit, "samples")
+    if not tallies[0].samples:
         raise DataError(f"'{data.name}' gave no samples.", hint="check the data and --limit")
-    if tally.logits is None and not tally.gaps:
+    if tallies[0].logits is None and not tallies[0].gaps:
         raise ModelError(
             "the two models have no output of floating-point numbers in common, so there is nothing to compare.",
             hint="only tensors can be compared: cut off a last step that makes strings, sequences or maps",
         )
-    return tally.evaluation()
+    return [tally.evaluation() for tally in tallies]
 
 
 def _batch_size(model: onnx.ModelProto, reference: onnx.ModelProto | None) -> int | None:

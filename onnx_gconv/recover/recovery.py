@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnx_gconv.evaluation import evaluate
+from onnx_gconv.evaluation import evaluate_each
 from onnx_gconv.listener import OnProgress
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.fitting import FitOptions, FittedModel, LayerError, fit_layers
@@ -15,12 +15,12 @@ from onnx_gconv.runtime import Feeds
 from onnx_gconv.verification import finite
 
 METHOD = "closed-form"
-COMPARED = 100  # samples that are enough to say how far the outputs are off
+COMPARED = 250  # samples that are enough to say how far the outputs are off
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """What recovery did; output errors are |found - dense| / |dense| over the first 100 samples, the worst output counts."""
+    """What recovery did; output errors are |found - dense| / |dense| over the first 250 samples, the worst output counts."""
 
     samples: int
     output_error_before: float  # masked only
@@ -53,6 +53,6 @@ def recover(
     fitted = fit_layers(model, matched, counted(), options=options, progress=progress)
     limit = min(COMPARED, calibration.samples)
     masked = mask(model, fitted.matched)
-    found = [evaluate(candidate, calibration.data, reference=model, limit=limit) for candidate in (masked, fitted.model)]
+    found = evaluate_each((masked, fitted.model), calibration.data, reference=model, limit=limit)
     before, after = (max((gap.relative_l2 for gap in each.outputs.values()), default=float("nan")) for each in found)
     return fitted, Recovery(samples, before, after, fitted.layers)
