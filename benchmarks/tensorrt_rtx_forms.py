@@ -27,8 +27,9 @@ HEAD = """\
 # TensorRT-RTX builds engines of all forms, in fp16 and int8
 
 Made by `python benchmarks/tensorrt_rtx_forms.py -o benchmarks/tensorrt_rtx_forms.md`, without a GPU; what the cells are, it says at
-its top. A cell is yes, or the sentence with which it was refused. u2netp was run with 4 samples; widths and groups of the CIFAR
-models, clp_det, MobileNet-v2, linknet, nudenet, opennsfw and widths of ppocr_cls are from an earlier run, with 8.
+its top. A cell is yes, or the sentence with which it was refused. u2netp was run with 4 samples. All but low rank of the
+CIFAR models, clp_det, MobileNet-v2, linknet, nudenet, opennsfw and ppocr_cls is from an earlier run, with 8 (groups of ppocr_cls
+are not).
 
 Where 70 % cannot be had: hardly a Conv of ppocr_cls_mobile can have groups of a multiple of 8 channels, as TensorRT wants them. The
 main stream of spindle_unet1d cannot be narrowed, since a Conv leads from these channels into themselves.
