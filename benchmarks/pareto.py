@@ -63,7 +63,8 @@ of the outputs.
 - **int8, ONNX Runtime's own**: the dense model by its `quant_pre_process` and `quantize_static`, QDQ, per channel, min-max, all
   else as it is by default. The opset of u2netp is raised to 13 for that. **uint8**: the same, but activations are uint8. By default
   they are int8, and then ONNX Runtime fuses fewer nodes on this CPU.
-- **L2**: every space narrowed by one share, filters of largest norm stay, then our fit.
+- **L2**: every space narrowed by one share (a fifth less for the first to a fifth more for the last, or all would step down at
+  once), filters of largest norm stay, then our fit.
 - **Torch-Pruning**: its magnitude pruner, BatchNormalization measured anew on the same samples. L1 or L2 norm, ranked by layer or
   over all layers, in MobileNet-v2 with or without the residual streams: the best by its error on the calibration samples. **our
   fit**: its channels, all weights fitted as ours; the best of four by a quick fit on a quarter of the samples, judged on the

@@ -21,6 +21,7 @@ from onnx_gconv.timing import compare_latency
 
 STEPS = (16, 8, 4)  # of widths: the first is what this CPU likes, the others are for what it cannot reach
 BISECTIONS = 7
+SPREAD = 0.2  # of L2's share between the first and the last space, to either side
 SEARCH_SECONDS = 1.5  # of timing, for each model that is tried
 QDQ_OPSET = 13  # from which on quantisation can be per channel
 AT_ONCE = 25  # samples that ONNX Runtime's calibration sees together
@@ -91,15 +92,21 @@ def spaces_of(original: Original) -> tuple[tuple[Space, ...], Spaces]:
 
 
 def l2_plan(path: Path, asked: str) -> Plan:
-    """Return the plan that narrows every space by one share and keeps the filters of largest norm."""
+    """Return the plan that narrows every space by one share and keeps the filters of largest norm.
+
+    Widths are powers of two in most models, so that at one share all would step down at once, and far too much: the share is a
+    little less for the first spaces and a little more for the last.
+    """
     original = open_original(path)
     narrowable, spaces = spaces_of(original)
     orders = {space.name: np.argsort(-_norms(original, space, spaces), kind="stable") for space in narrowable}
 
     def keeps_of(share: float, step: int) -> Keeps:
         keeps = {}
-        for space in narrowable:
-            count = max(min(step, space.channels), int((1 - share) * space.channels / step) * step)
+        for number, space in enumerate(narrowable):
+            # All of it is taken from the first as well when the share is 1.
+            own = min(1.0, share * (1 + SPREAD * (2 * number / len(narrowable) - 1)) / (1 - SPREAD))
+            count = max(min(step, space.channels), round((1 - own) * space.channels / step) * step)
             if share > 0 and count < space.channels:
                 keeps |= dict.fromkeys(space.writers, tuple(np.sort(orders[space.name][:count]).tolist()))
         return keeps
