@@ -163,6 +163,18 @@ def test_a_result_that_is_slower_than_predicted_is_planned_again_tighter(run: Ru
     assert "over the 70.0% asked" in err
 
 
+def test_what_a_tighter_budget_leaves_unused_is_tried_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little over the time, then a budget that is half as large: there is much to be had between the two."""
+    model = conv_net(channels=16)
+    monkeypatch.setattr(in_time, "TIGHTER", (0.5,))
+    without = run(model, "--max-latency", "70%", slow=1.1)
+    assert without[0] == 0, without[1]
+    used = 1.1 * ratio_of(tmp_path / "small.onnx", model)
+    monkeypatch.setattr(in_time, "ROOM", 0.0)
+    assert run(model, "--max-latency", "70%", slow=1.1)[0] == 0
+    assert 1.1 * ratio_of(tmp_path / "small.onnx", model) < used <= 0.7
+
+
 def test_a_time_that_no_width_reaches_is_refused_with_the_range_that_can_be_had(run: Run) -> None:
     model = conv_net(channels=16)
     code, err, _ = run(model, "--max-latency", "1%")
