@@ -175,6 +175,22 @@ def test_what_a_tighter_budget_leaves_unused_is_tried_for(run: Run, tmp_path: Pa
     assert 1.1 * ratio_of(tmp_path / "small.onnx", model) < used <= 0.7
 
 
+def test_what_is_faster_than_predicted_gets_more_of_its_channels_back(run: Run, tmp_path: Path) -> None:
+    model = conv_net(channels=16)
+    code, err, report = run(model, "--max-latency", "70%", slow=0.8)
+    assert code == 0, err
+    predicted = report["predicted_latency"]
+    assert isinstance(predicted, dict)
+    assert (
+        predicted["ratio"]
+        > 0.7
+        >= 0.8 * ratio_of(tmp_path / "small.onnx", model)
+        == pytest.approx(0.8 * predicted["ratio"], abs=1e-3)
+    )
+    assert report["budget"] == {"max_latency_ms": pytest.approx(0.7 * toy_ms(model), abs=1e-6)}
+    assert report["budget_met"] is True
+
+
 def test_a_time_that_no_width_reaches_is_refused_with_the_range_that_can_be_had(run: Run) -> None:
     model = conv_net(channels=16)
     code, err, _ = run(model, "--max-latency", "1%")

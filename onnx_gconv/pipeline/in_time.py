@@ -23,7 +23,7 @@ from onnx_gconv.timing import Latency, compare_latency
 
 # How much tighter than by proportion the next budget is, when a model takes longer than predicted: the first time there is hope.
 TIGHTER = (0.995, 0.985, 0.97, 0.95)
-ROOM = 0.97  # of the time allowed: what takes less leaves something to be had
+ROOM, NEARLY = 0.97, 0.995  # of the time allowed: what takes less leaves something to be had; how much of it is asked for then
 SECONDS = 2.0  # of timing; twice as long where a budget depends on it
 
 
@@ -71,7 +71,7 @@ class Chooser:
         listener = self._job.listener
         slow: list[Clocked] = []
         for planned in self._feasible(guide):
-            clocked = self._tightened(self._timed(planned))
+            clocked = self._adjusted(self._timed(planned))
             if clocked.is_in_time:
                 return clocked
             slow.append(clocked)
@@ -98,11 +98,11 @@ class Chooser:
                 raise
             raise BudgetError(str(error), hint=f"{error.hint}; or take --precision int8, whose time counts then") from error
 
-    def _tightened(self, clocked: Clocked) -> Clocked:
+    def _adjusted(self, clocked: Clocked) -> Clocked:
         """Return the clocked; or, should it take longer than its budget, the first of ever tighter ones that does not.
 
-        If that has room left, one between it and the last that was too slow is tried as well: time that is not used is accuracy
-        lost. Where a tighter budget cannot be met, the clocked is what it is: the next way of Gathers has its turn.
+        If it has room left, a looser one is tried as well, below what was too slow: time that is not used is accuracy lost. Where a
+        tighter budget cannot be met, the clocked is what it is: the next way of Gathers has its turn.
         """
         planned = clocked.planned
         asked = dict(planned.plan.budget)
@@ -122,9 +122,11 @@ class Chooser:
             if tighter is None:
                 return clocked
             clocked = self._timed(tighter)
-        if over_ms is not None and clocked.is_in_time and clocked.ratio < ROOM * clocked.limit:
-            between = self._again(planned, replace(counted, max_latency_ms=math.sqrt(over_ms * limit_ms)))
-            if between is not None and between.plan != clocked.plan and (timed := self._timed(between)).is_in_time:
+        if clocked.latency is not None and clocked.ratio < ROOM * clocked.limit:
+            more_ms = limit_ms * NEARLY * clocked.limit / clocked.ratio
+            more_ms = more_ms if over_ms is None else min(more_ms, math.sqrt(over_ms * limit_ms))
+            looser = self._again(planned, replace(counted, max_latency_ms=more_ms))
+            if looser is not None and looser.plan != clocked.plan and (timed := self._timed(looser)).is_in_time:
                 return timed
         return clocked
 
