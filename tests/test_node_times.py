@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from test_latency_budget import ToyDevice, network_of, swept, timing_of
-from tiny import conv_net
+from tiny import conv_net, from_text
 
 from onnx_gconv.deploy.node_times import NodeTimes, named, node_times
 from onnx_gconv.deploy.sweep import times_of
@@ -102,3 +102,29 @@ def test_other_nodes_take_a_share_as_large_as_that_of_the_channels_that_are_left
     menu = menu_of(model, network, spaces, offer, watch)
     groups = [0] * len(menu.products)
     assert [menu.totals([width], groups)[2] for width in range(3)] == [10_000_000, 8_000_000, 6_000_000]  # y is not narrowed
+
+
+def test_a_node_without_channels_takes_what_it_takes() -> None:
+    """A real segmenter multiplies a tensor of no channels."""
+    model = from_text(
+        """net (float[1,4,6,6] x) => (float[1,4,6,6] y) {
+            size = Shape (x)
+            none = Sub (size, size)
+            filled = ConstantOfShape (none)
+            empty = Mul (filled, filled)
+            a = Conv (x, w)
+            b = Relu (a)
+            y = Conv (b, v)
+        }""",
+        w=np.ones((4, 4, 1, 1)),
+        v=np.ones((4, 4, 1, 1)),
+    )
+    network, constants = network_of(model), Constants(model)
+    shapes = {**network.shapes, "filled": (0, 0, 0, 0), "empty": (0, 0, 0, 0)}  # as a run tells, not inference
+    spaces = find_spaces(model, constants, shapes)
+    widths = find_widths(model, constants, spaces, shapes)
+    offer = Offer(widths.spaces, {space.name: (space.channels,) for space in widths.spaces}, widths.branches, {})
+    watch = Watch(LayerTimes("ort-cpu", None, 10.0, {}, {"empty": 1e6, "b": 1e6}), 1)
+    assert "empty" in spaces.axes
+    menu = menu_of(model, network, spaces, offer, watch)
+    assert menu.dense[2] == 10_000_000

@@ -156,7 +156,7 @@ class _Counting:
         place = {space.name: number for number, space in enumerate(self._offer.spaces)}
         for tensor, nanoseconds in self._watch.times.others_ns.items() if self._watch is not None else ():
             side = self._side(tensor) if tensor in self._spaces.axes else Side(1)
-            rate = nanoseconds / self._full(side)
+            rate = nanoseconds / (self._full(side) or 1)  # a tensor may have no channels
             if tensor in branches:
                 inner = Side(0, (place[branches[tensor].spaces[0]],))
                 products.append(Product((), inner, side, 0, 0, clock=_by_outputs(rate)))
