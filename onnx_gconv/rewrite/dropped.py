@@ -3,7 +3,7 @@
 Where that constant is zero, nothing is left: the Add goes, too, and the Relu behind it if there was one before the block.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,8 +79,10 @@ def _bypass(surgery: Surgery, node: gs.Node, source: gs.Tensor) -> bool:
     return True
 
 
-def empty(model: onnx.ModelProto, branches: Iterable[Branch]) -> tuple[onnx.ModelProto, frozenset[str]]:
+def empty(model: onnx.ModelProto, branches: Sequence[Branch]) -> tuple[onnx.ModelProto, frozenset[str]]:
     """Return the masked model with the constants of these branches zero, and which of them are: not those that others read."""
+    if not branches:
+        return model, frozenset()  # not even a copy: it may be large
     constants, surgery, done = Constants(model), Surgery(model), []
     for branch in branches:
         names = _holding(*_ends(surgery, branch), constants)
