@@ -11,18 +11,15 @@ All rows have the same fit of the weights that are left, Convs in a row included
 "L2" keeps the filters of largest norm, "eliminated" those that elimination keeps. What is left is the search.
 """
 
-import argparse
-import json
-import os
-import re
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from rows import Benchmark
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 CIFAR = (("cifar10_resnet56", "47.1%"), ("cifar10_resnet20", "49.8%"), ("cifar10_resnet20", "72%"))
@@ -240,18 +237,6 @@ def time_ratio(model: Path, compressed: Any) -> float:
     return compare_latency(original.model, compressed, feeds, seconds=6.0).ratio
 
 
-def run_apart(row: Row) -> dict[str, Any] | None:
-    """Return what the row measures in a process of its own, None where it failed."""
-    command = [sys.executable, __file__, "--only", json.dumps(asdict(row))]
-    environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-    if done.returncode:
-        print(f"failed: {row.name}", file=sys.stderr, flush=True)
-        return None
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def page(finished: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of the result page: the rows that are there."""
     for heading, rows in sections().items():
@@ -282,40 +267,6 @@ def _line(row: Row, found: Mapping[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=Path("forms.md"), help="the page; finished rows go beside it")
-    parser.add_argument("--rows", default="", metavar="REGEX", help="run only rows whose name it matches")
-    parser.add_argument("--list", action="store_true", help="print the names of the rows and stop")
-    parser.add_argument("--only", help=argparse.SUPPRESS)  # the row that this process runs
-    args = parser.parse_args()
-    if args.only:
-        print(json.dumps(run(Row(**json.loads(args.only)))))
-        return 0
-    rows = [row for section in sections().values() for row in section if re.search(args.rows, row.name)]
-    if args.list:
-        print("\n".join(row.name for row in rows))
-        return 0
-    if not SHARED.is_dir():
-        print(f"there is no {SHARED}: the models and images of these rows are not here", file=sys.stderr)
-        return 1
-    kept = args.output.with_suffix(".jsonl")
-    lines = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
-    finished = {line["row"]: line for line in lines}
-    failed = 0
-    for row in rows:
-        if row.name not in finished:
-            found = run_apart(row)
-            if found is None:
-                failed += 1
-                continue
-            finished[row.name] = {"row": row.name, **found}
-            with kept.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(finished[row.name]) + "\n")
-            print(_line(row, found), flush=True)
-        args.output.write_text(HEAD + "\n".join(page(finished)) + "\n", encoding="utf-8")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    every = [row for section in sections().values() for row in section]
+    sys.exit(Benchmark(__file__, __doc__, HEAD, Row, every, run, _line, page, needs=SHARED).main())

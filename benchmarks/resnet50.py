@@ -1,4 +1,4 @@
-"""ResNet-50 with random weights, made without torch, where only shapes matter: `python benchmarks/resnet50.py -o resnet50.onnx`."""
+"""ResNets with random weights, made without torch, where only shapes matter: `python benchmarks/resnet50.py -o resnet50.onnx`."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # blocks, inner channels
+BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}  # of each stage, by depth
+WIDTHS = (64, 128, 256, 512)  # inner channels of each stage
 EXPANSION, CLASSES, SIDE = 4, 1000, 224
 
 
@@ -44,12 +45,12 @@ class Drawing:
         return self.node("Relu", self.node("Add", branch, source))
 
 
-def resnet50() -> onnx.ModelProto:
+def resnet(depth: int = 50) -> onnx.ModelProto:
     """Return the model, batch normalization folded into its Convs."""
     drawing, ins = Drawing(), 64
     stream = drawing.node("Relu", drawing.conv("input", 3, ins, 7, 2))
     stream = drawing.node("MaxPool", stream, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    for number, (blocks, width) in enumerate(STAGES):
+    for number, (blocks, width) in enumerate(zip(BLOCKS[depth], WIDTHS, strict=True)):
         for block in range(blocks):
             stream = drawing.block(stream, ins, width, 2 if number and not block else 1)
             ins = EXPANSION * width
@@ -59,11 +60,13 @@ def resnet50() -> onnx.ModelProto:
         helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, SIDE, SIDE]),
         helper.make_tensor_value_info(logits, TensorProto.FLOAT, [1, CLASSES]),
     ]
-    graph = helper.make_graph(drawing.nodes, "resnet50", ends[:1], ends[1:], drawing.weights)
+    graph = helper.make_graph(drawing.nodes, f"resnet{depth}", ends[:1], ends[1:], drawing.weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("resnet50.onnx"))
-    onnx.save(resnet50(), parser.parse_args().output)
+    parser.add_argument("--depth", type=int, choices=BLOCKS, default=50)
+    args = parser.parse_args()
+    onnx.save(resnet(args.depth), args.output)

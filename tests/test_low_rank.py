@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,13 +13,18 @@ from widths import graph, plan_of
 import onnx_gconv
 from onnx_gconv.deploy.convs import find_swept
 from onnx_gconv.errors import TrainingError
+from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.model.spaces import find_spaces
 from onnx_gconv.pipeline.menus import ranks_of
 from onnx_gconv.plans import LowRank, read_plan
+from onnx_gconv.recover.emptying import errors
 from onnx_gconv.recover.fitting import FitOptions, fit_layers
+from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.normal import Coefficients, Sums, of_rank
-from onnx_gconv.recover.spectra import left_by_rank, rank_errors
+from onnx_gconv.recover.spectra import left_by_rank
+from onnx_gconv.recover.walk import Walk
 from onnx_gconv.rewrite.low_rank import factors, product
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import match
@@ -97,12 +103,13 @@ def test_fitted_coefficients_of_a_rank_leave_what_is_told(has_intercept: bool) -
 def test_the_errors_of_ranks_are_shares_of_what_the_layer_gives() -> None:
     model = conv_net(channels=8)
     feeds = [{"image": RNG.standard_normal((40, 3, 8, 8)).astype(np.float32)}]
-    found = rank_errors(model, {"c2", "c3"}, feeds, options=FitOptions(), progress=lambda *_: None)
+    spaces = find_spaces(model, Constants(model), {})
+    _, found = errors(model, [], spaces, {"c2", "c3"}, feeds, options=FitOptions(), progress=lambda *_: None)
     assert found.keys() == {"c2", "c3"}
-    for errors in found.values():
-        assert errors[0] == pytest.approx(1.0, abs=0.05)  # of rank 0 all is left, but for the damping
-        assert (np.diff(errors) <= 0).all()
-        assert errors[-1] == 0.0
+    for left in found.values():
+        assert left[0] == pytest.approx(1.0, abs=0.05)  # of rank 0 all is left, but for the damping
+        assert (np.diff(left) <= 0).all()
+        assert left[-1] == 0.0
 
 
 def test_recovery_brings_the_rank_in_and_fits_what_follows() -> None:
@@ -178,3 +185,20 @@ def test_the_product_of_a_low_rank_is_not_trained() -> None:
     torch = pytest.importorskip("onnx_gconv.torch")
     with pytest.raises(TrainingError, match="'c2' a low rank, which training would not keep"):
         torch.load(Path("net.onnx"), plan_of(ranks=(LowRank("c2", 3),)))
+
+
+def test_all_forms_walk_through_the_dense_model_once_for_errors_and_once_for_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[int] = []
+    begun = Walk.__init__
+
+    def counted(self: Walk, flow: Flow, *args: Any, **names: Any) -> None:
+        walks.append(len(flow.nodes))
+        begun(self, flow, *args, **names)
+
+    monkeypatch.setattr(Walk, "__init__", counted)
+    model, images = conv_net(channels=16), RNG.standard_normal((40, 3, 8, 8)).astype(np.float32)
+    planned = onnx_gconv.plan(model, max_macs=0.6, forms="all", calib={"image": images}, effort=0, gathers="free", width_step=2)
+    assert planned.plan.changes
+    assert (
+        len(walks) == 3
+    )  # errors; costs have a walk through the dense and one through the compressed model, which are the same here

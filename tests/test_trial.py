@@ -33,9 +33,14 @@ class Guide:
     judged: list[float] = field(default_factory=list)
     asked: list[Plan | None] = field(default_factory=list)
 
-    def costs(self, groupings: Groupings, company: Plan | None) -> dict[tuple[str, int], float]:
+    def costs(self, groupings: Groupings, keeps: object) -> tuple[dict[tuple[str, int], float], dict[tuple[str, int], float]]:
+        assert not keeps
+        self.asked.append(None)
+        return dict.fromkeys(groupings, ALONE), {}
+
+    def costs_in_company(self, groupings: Groupings, company: Plan) -> dict[tuple[str, int], float]:
         self.asked.append(company)
-        return dict.fromkeys(groupings, ALONE if company is None else COMPANY * len(self.asked))
+        return dict.fromkeys(groupings, COMPANY * len(self.asked))
 
     def following(self, names: Collection[str]) -> dict[str, float]:
         return {name: 1.0 if name == "early" else 0.0 for name in names}

@@ -27,15 +27,13 @@ from onnx_gconv.pipeline.rewriting import Rewritten, rewrite
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.pipeline.solving import Groupings
 from onnx_gconv.pipeline.stopwatch import Stopwatch
-from onnx_gconv.pipeline.trial import GroupCosts, Guide
+from onnx_gconv.pipeline.trial import Eliminations, GroupCosts, Guide, Keeps, RankErrors, WidthCosts
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
-from onnx_gconv.recover.elimination import Elimination
 from onnx_gconv.recover.recovery import Recovery
 from onnx_gconv.rewrite.mask import mask
 from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.runtime import take_share
-from onnx_gconv.solve.grouping import Order
 
 OUTCOME = "outcome.json"
 
@@ -47,17 +45,14 @@ class KnownCosts:
     guide: Guide
     known: GroupCosts
 
-    def costs(self, groupings: Groupings, company: Plan | None) -> GroupCosts:
-        return self.known if company is None else self.guide.costs(groupings, company)
+    def errors(self, found: Sequence[Space], spaces: Spaces, ranked: Collection[str]) -> tuple[Eliminations, RankErrors]:
+        return self.guide.errors(found, spaces, ranked)
 
-    def eliminations(self, found: Sequence[Space], spaces: Spaces) -> Mapping[str, Elimination]:
-        return self.guide.eliminations(found, spaces)
+    def costs(self, groupings: Groupings, keeps: Keeps) -> tuple[GroupCosts, WidthCosts]:
+        return self.known, self.guide.costs({}, keeps)[1] if keeps else {}
 
-    def rank_errors(self, names: Collection[str]) -> Mapping[str, Sequence[float]]:
-        return self.guide.rank_errors(names)
-
-    def width_costs(self, keeps: Mapping[str, Mapping[tuple[str, int], Order]]) -> Mapping[tuple[str, int], float]:
-        return self.guide.width_costs(keeps)
+    def costs_in_company(self, groupings: Groupings, company: Plan) -> GroupCosts:
+        return self.guide.costs_in_company(groupings, company)
 
     def following(self, names: Collection[str]) -> Mapping[str, float]:
         return self.guide.following(names)

@@ -210,7 +210,7 @@ class _Explorer:
         """Yield the points so far, in order, whenever there is one more."""
         # What the layers cost by the samples holds for all budgets, so it is measured here and once.
         is_asked = guide is not None and solved.forms is None and solved.is_measured
-        costs = guide.costs(solved.groupings, None) if guide is not None and is_asked else None
+        costs = guide.costs(solved.groupings, {})[0] if guide is not None and is_asked else None
         original, goals = self._original, self._goals(solved)
         assert original.path is not None, "an exploration has its model by name"
         brief = Brief(original.path, original.data_files, original.given_shapes, self._settings, solved, costs, self._tuning)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -9,10 +10,9 @@ from onnx_gconv.exploration.folder import Dependencies, Folder
 from onnx_gconv.model.spaces import Spaces
 from onnx_gconv.model.widths import Space
 from onnx_gconv.pipeline.solving import Groupings
-from onnx_gconv.pipeline.trial import GroupCosts, Guide
+from onnx_gconv.pipeline.trial import Eliminations, GroupCosts, Guide, Keeps, RankErrors, WidthCosts
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.elimination import Elimination
-from onnx_gconv.solve.grouping import Order
 
 COSTS = "costs.json"
 WIDTH_COSTS = "width_costs.json"
@@ -26,40 +26,45 @@ class RememberingGuide:
     def __init__(self, guide: Guide, folder: Folder, settings: Dependencies) -> None:
         self._guide, self._folder, self._settings = guide, folder, settings
 
-    def costs(self, groupings: Groupings, company: Plan | None) -> GroupCosts:
-        """Return what the layers cost, in company as it is measured now; what could not be measured is left out."""
-        if company is not None:
-            return self._guide.costs(groupings, company)
+    def errors(self, found: Sequence[Space], spaces: Spaces, ranked: Collection[str]) -> tuple[Eliminations, RankErrors]:
+        """Return the errors of widths and ranks, which are measured in one go."""
+        measured = cache(lambda: self._guide.errors(found, spaces, ranked))
 
-        def measure() -> list[dict[str, object]]:
-            found = self._guide.costs(groupings, None)
-            return [{"layer": name, "groups": g, "cost": cost} for (name, g), cost in found.items() if math.isfinite(cost)]
+        def emptied() -> list[dict[str, object]]:
+            each = measured()[0].items()
+            return [{"name": name, "order": e.order.tolist(), "errors": e.errors.tolist()} for name, e in each]
 
-        entries = self._folder.remembered(COSTS, "costs", self._settings, measure)
-        return {(entry["layer"], entry["groups"]): entry["cost"] for entry in entries}
+        def of_ranks() -> list[dict[str, object]]:
+            return [{"layer": name, "errors": list(errors)} for name, errors in measured()[1].items()]
 
-    def eliminations(self, found: Sequence[Space], spaces: Spaces) -> Mapping[str, Elimination]:
-        def measure() -> list[dict[str, object]]:
-            emptied = self._guide.eliminations(found, spaces)
-            return [{"name": name, "order": e.order.tolist(), "errors": e.errors.tolist()} for name, e in emptied.items()]
+        entries = self._folder.remembered(ELIMINATIONS, "spaces", self._settings, emptied)
+        ranks = self._folder.remembered(RANK_ERRORS, "layers", self._settings, of_ranks) if ranked else []
+        return (
+            {entry["name"]: Elimination(np.array(entry["order"]), np.array(entry["errors"])) for entry in entries},
+            {entry["layer"]: entry["errors"] for entry in ranks},
+        )
 
-        entries = self._folder.remembered(ELIMINATIONS, "spaces", self._settings, measure)
-        return {entry["name"]: Elimination(np.array(entry["order"]), np.array(entry["errors"])) for entry in entries}
+    def costs(self, groupings: Groupings, keeps: Keeps) -> tuple[GroupCosts, WidthCosts]:
+        """Return what groups and widths cost alone, which is measured in one go; what could not be measured is left out."""
+        measured = cache(lambda: self._guide.costs(groupings, keeps))
 
-    def rank_errors(self, names: Collection[str]) -> Mapping[str, Sequence[float]]:
-        def measure() -> list[dict[str, object]]:
-            return [{"layer": name, "errors": list(errors)} for name, errors in self._guide.rank_errors(names).items()]
+        def of_groups() -> list[dict[str, object]]:
+            found = measured()[0].items()
+            return [{"layer": name, "groups": g, "cost": cost} for (name, g), cost in found if math.isfinite(cost)]
 
-        entries = self._folder.remembered(RANK_ERRORS, "layers", self._settings, measure)
-        return {entry["layer"]: entry["errors"] for entry in entries}
+        def of_widths() -> list[dict[str, object]]:
+            found = measured()[1].items()
+            return [{"space": name, "channels": n, "cost": cost} for (name, n), cost in found if math.isfinite(cost)]
 
-    def width_costs(self, keeps: Mapping[str, Mapping[tuple[str, int], Order]]) -> Mapping[tuple[str, int], float]:
-        def measure() -> list[dict[str, object]]:
-            found = self._guide.width_costs(keeps)
-            return [{"space": name, "channels": n, "cost": cost} for (name, n), cost in found.items() if math.isfinite(cost)]
+        groups = self._folder.remembered(COSTS, "costs", self._settings, of_groups)
+        widths = self._folder.remembered(WIDTH_COSTS, "costs", self._settings, of_widths) if keeps else []
+        return (
+            {(entry["layer"], entry["groups"]): entry["cost"] for entry in groups},
+            {(entry["space"], entry["channels"]): entry["cost"] for entry in widths},
+        )
 
-        entries = self._folder.remembered(WIDTH_COSTS, "costs", self._settings, measure)
-        return {(entry["space"], entry["channels"]): entry["cost"] for entry in entries}
+    def costs_in_company(self, groupings: Groupings, company: Plan) -> GroupCosts:
+        return self._guide.costs_in_company(groupings, company)
 
     def following(self, names: Collection[str]) -> Mapping[str, float]:
         return self._guide.following(names)

@@ -20,9 +20,8 @@ from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.menus import Offer, Watch, menu_of, ranks_of, widths_of
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.pipeline.solving import Groupings
-from onnx_gconv.pipeline.trial import Costs, Guide, Narrowed, Ranked
+from onnx_gconv.pipeline.trial import Costs, Eliminations, Guide, Keeps, Narrowed, Ranked, RankErrors, WidthCosts
 from onnx_gconv.plans import DroppedBranch, LowRank, PlannedSpace
-from onnx_gconv.recover.elimination import Elimination
 from onnx_gconv.search.joint import JointResult
 from onnx_gconv.search.menu import GroupCount, Menu
 from onnx_gconv.search.target import width_step
@@ -38,10 +37,10 @@ class Forms:
 
     offer: Offer
     menu: Menu
-    eliminations: Mapping[str, Elimination]  # by space
+    eliminations: Eliminations
     following: Mapping[str, float]  # by space: which share of all that recovery fits comes after its reader
     costs: tuple[Costs, ...]  # of widths, groups and ranks, by several measures of them
-    rank_errors: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by layer: of rank 0, 1, ...
+    rank_errors: RankErrors = field(default_factory=dict)
 
     def priced(self, costs: Costs) -> Menu:
         """Return the menu at these costs. Groups and ranks that were not measured, or should not be chosen, are not on it."""
@@ -97,9 +96,8 @@ def find_forms(job: Job, guide: Guide, candidates: Candidates, groupings: Groupi
     spaces = find_spaces(original.model, constants, shapes)
     widths = find_widths(original.model, constants, spaces, shapes)
     open_spaces = [space for space in widths.spaces if _is_asked_for(space, original.model, settings)]
-    eliminations = guide.eliminations(open_spaces, spaces)
+    eliminations, rank_errors = guide.errors(open_spaces, spaces, _ranked_layers(job, constants))
     offer = _offer(widths, [space for space in open_spaces if space.name in eliminations], job, candidates)
-    rank_errors = _rank_errors(job, constants, guide)
     offer = replace(offer, ranks={name: _ranks(job, name) for name in rank_errors})
     if not offer.spaces and not offer.groups and not offer.ranks:
         raise ModelError(
@@ -114,15 +112,14 @@ def find_forms(job: Job, guide: Guide, candidates: Candidates, groupings: Groupi
     return replace(forms, costs=_families(forms, guide, groupings, settings))
 
 
-def _rank_errors(job: Job, constants: Constants, guide: Guide) -> Mapping[str, Sequence[float]]:
-    """Return what the ranks of all layers cost that may have one."""
+def _ranked_layers(job: Job, constants: Constants) -> list[str]:
+    """Return the layers that may have a low rank."""
     if "lowrank" not in job.settings.form_names:
-        return {}
+        return []
     asked = [layer for layer in job.original.network.layers if is_asked_for([(layer.name, layer.label)], job.settings)]
     own = [layer.name for layer in asked if constants.readers(layer.weight) == {(layer.name, 1)} and _ranks(job, layer.name)]
     times = job.facts.times
-    own = [name for name in own if times is None or times.covers_ranks(name)]
-    return guide.rank_errors(own) if own else {}
+    return [name for name in own if times is None or times.covers_ranks(name)]
 
 
 def _ranks(job: Job, name: str) -> tuple[int, ...]:
@@ -181,7 +178,8 @@ def _families(forms: Forms, guide: Guide, groupings: Groupings, settings: Settin
     curves = {key: 0.0 if isinstance(key, Narrowed) and not key.channels and key.space in free else c for key, c in curves.items()}
     if not forms.offer.groups:
         return (curves,)
-    widths, groups = _measured(forms, guide, curves), guide.costs(groupings, None)
+    groups, some_widths = guide.costs(groupings, _keeps(forms, curves))
+    widths = _between_measured(forms, curves, some_widths)
     never = {**curves, **dict.fromkeys(groups, math.inf)}
     return (never, *({**widths, **{key: factor * cost for key, cost in groups.items()}} for factor in GROUP_FACTORS))
 
@@ -190,8 +188,8 @@ def _is_last(forms: Forms, branch: str, space: str) -> bool:
     return any(each.name == space and branch in each.readers for each in forms.offer.spaces)
 
 
-def _measured(forms: Forms, guide: Guide, curves: Costs) -> Costs:
-    """Return what widths cost at the outputs: measured at a few of each space, and between them as its errors go."""
+def _keeps(forms: Forms, curves: Costs) -> Keeps:
+    """Return the channels that are left at a few widths of each space, which are to be measured."""
     keeps: dict[str, dict[tuple[str, int], Order]] = {}
     for space in forms.offer.spaces:
         if len(space.readers) == 1 and space.is_alone:
@@ -200,7 +198,11 @@ def _measured(forms: Forms, guide: Guide, curves: Costs) -> Costs:
             chosen = sorted(width for width in near if 0 < width < space.channels)
             elimination = forms.eliminations[space.name]
             keeps.setdefault(space.readers[0], {}).update({(space.name, width): elimination.keep(width) for width in chosen})
-    measured = guide.width_costs(keeps)
+    return keeps
+
+
+def _between_measured(forms: Forms, curves: Costs, measured: WidthCosts) -> Costs:
+    """Return what all widths cost at the outputs: between the few that were measured, as the errors of each space go."""
     ratios = [cost / curves[Narrowed(*key)] for key, cost in measured.items() if curves[Narrowed(*key)] > 0]
     usual = float(np.median(ratios)) if ratios else 1.0
     found: dict[tuple[str, int] | Narrowed, float] = {}

@@ -214,7 +214,7 @@ def plan_guided(solved: Solved, budget: Budget, guide: Guide | None, model: onnx
         return plan_within(replace(solved, table=table.priced(of_groups)), budget)
 
     if cost == "sensitivity":
-        return search(guide.costs(solved.groupings, None))
+        return search(guide.costs(solved.groupings, {})[0])
     return best_by_trial(guide, solved.groupings, search, effort=solved.settings.effort)
 
 

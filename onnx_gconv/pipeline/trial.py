@@ -39,6 +39,10 @@ class Ranked:
 
 Grouped = tuple[str, int]  # a layer, and its number of groups
 GroupCosts = Mapping[Grouped, float]
+WidthCosts = Mapping[tuple[str, int], float]  # by space and number of channels
+Keeps = Mapping[str, Mapping[tuple[str, int], Order]]  # by reader: the channels that stay, by space and their number
+Eliminations = Mapping[str, Elimination]  # by space
+RankErrors = Mapping[str, Sequence[float]]  # by layer: of rank 0, 1, ...
 Costs = Mapping[Any, float]  # by Grouped, Narrowed or Ranked: a Mapping of one of them is none of all to a type checker
 
 # A layer that the whole model follows costs exp(-discount) of what it would cost at the end.
@@ -51,20 +55,20 @@ MARGIN = 0.03  # by which a plan has to be better than one tried before it: less
 class Guide(Protocol):
     """What calibration data says of a model: the planner asks, and does not know how it is found out."""
 
-    def costs(self, groupings: Groupings, company: Plan | None) -> GroupCosts:
-        """Return how far the outputs are off with one layer grouped anew: alone, or in the company of a plan's others.
+    def errors(self, found: Sequence[Space], spaces: Spaces, ranked: Collection[str]) -> tuple[Eliminations, RankErrors]:
+        """Return how each space would be emptied, and the errors of rank 0, 1, ... of these layers.
 
-        In company, a layer's present number of groups is measured too. A layer that cannot be measured has no entry.
+        What cannot be told has no entry. Both rest on the same second moments, so they are asked for at once.
         """
 
-    def eliminations(self, found: Sequence[Space], spaces: Spaces) -> Mapping[str, Elimination]:
-        """Return how each space would be emptied, by its name; one that cannot be told has no entry."""
+    def costs(self, groupings: Groupings, keeps: Keeps) -> tuple[GroupCosts, WidthCosts]:
+        """Return how far the outputs are off with one layer grouped anew, or one space narrowed to these channels, alone.
 
-    def rank_errors(self, names: Collection[str]) -> Mapping[str, Sequence[float]]:
-        """Return the errors of rank 0, 1, ... of each layer; one that cannot be fitted has no entry."""
+        The channels are given by the space's reader. What cannot be measured has no entry.
+        """
 
-    def width_costs(self, keeps: Mapping[str, Mapping[tuple[str, int], Order]]) -> Mapping[tuple[str, int], float]:
-        """Return how far the outputs are off with one space alone narrowed to these channels, which are given by its reader."""
+    def costs_in_company(self, groupings: Groupings, company: Plan) -> GroupCosts:
+        """Return the costs of groups beside a plan's other layers; a layer's present number of groups is measured, too."""
 
     def following(self, names: Collection[str]) -> Mapping[str, float]:
         """Return which share of all that recovery fits comes after each layer, from 0 to 1."""
@@ -161,7 +165,7 @@ def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Proposal], 
     """
     following = guide.following({name for name, _ in groupings})
     trial = _Trial(guide, lambda key: following.get(key[0], 0.0) if isinstance(key, tuple) else 0.0, search)
-    families: list[Costs] = [guide.costs(groupings, None)] if effort >= 1 else []
+    families: list[Costs] = [guide.costs(groupings, {})[0]] if effort >= 1 else []
     families.append(_kept_costs(groupings, "log"))
     if effort != 1:
         families.append(_kept_costs(groupings, "share"))
@@ -171,7 +175,7 @@ def best_by_trial(guide: Guide, groupings: Groupings, search: Search[Proposal], 
         climbing = families if effort >= 3 else [families[tried.index(best)]]
         best = _best([best, *(trial.climb(costs, FIRST) for costs in climbing)])
     for _ in range(effort - 1):
-        other = trial.climb(guide.costs(groupings, best.found.plan), FIRST_IN_COMPANY)
+        other = trial.climb(guide.costs_in_company(groupings, best.found.plan), FIRST_IN_COMPANY)
         if not other.beats(best):
             break
         best = other

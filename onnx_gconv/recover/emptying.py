@@ -1,6 +1,6 @@
-"""How every space of a model could be emptied: one walk through the dense model, and an elimination for each space."""
+"""How every space of a model could be emptied, and what the ranks of its layers cost: one walk through the dense model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,7 @@ from onnx_gconv.recover.fitting import FitOptions, half_moments, site_reads, sit
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.normal import Doubles, damped_gram, scarcity_damping
 from onnx_gconv.recover.site import Site, find_sites
+from onnx_gconv.recover.spectra import left_by_rank
 from onnx_gconv.recover.store import ActivationStore
 from onnx_gconv.recover.walk import Arrays, Walk, put_inputs
 from onnx_gconv.recover.work import Work
@@ -31,25 +32,28 @@ LEAST_POSITIONS = 8_000
 WAITING_BYTES = 2**28  # Gram matrices of eliminations that are not done
 
 
-def eliminations(
+def errors(
     dense: onnx.ModelProto,
     found: Sequence[Space],
     spaces: Spaces,
+    ranked: Collection[str],
     feeds: Iterable[Feeds],
     *,
     options: FitOptions,
     progress: OnProgress,
-) -> dict[str, Elimination]:
-    """Return how each space is emptied, by name. One that is read by what cannot be fitted has no entry.
+) -> tuple[dict[str, Elimination], dict[str, list[float]]]:
+    """Return how each space is emptied, and the errors of rank 0, 1, ... of some layers, by name.
 
-    Errors are shares of the variance of what the reader's result is: of the sum, where it closes a residual block.
+    What is read by something that cannot be fitted has no entry. Errors are shares of the variance of what the reader's result
+    is: of the sum, where it closes a residual block.
     """
     flow, constants = Flow(dense), Constants(dense)
-    wanted = {reader for space in found for reader in space.readers}
+    wanted = {reader for space in found for reader in space.readers} | {*ranked}
     sites = [site for site in find_sites(flow, constants, Matched()) if site.name in wanted and len(site.inputs) == 1]
     open_spaces = [space for space in found if {*space.readers} <= {site.name for site in sites}]
     begun: dict[str, Future[Elimination]] = {}
     seen: dict[str, Seen] = {}
+    ranks: dict[str, list[float]] = {}
     options = replace(options, positions_a_weight=POSITIONS_AN_INPUT, least_positions=LEAST_POSITIONS)
     with ActivationStore() as store, ThreadPoolExecutor(options.jobs) as pool:
         work = Work(pool, options.jobs, put_inputs(feeds, flow.inputs, (store,)))
@@ -59,6 +63,8 @@ def eliminations(
             progress(number, len(sites), site.label)
             seen[site.name] = look(Fit.of(site, constants, constants), walk, work, options)
             walk.tidy()
+            if site.name in ranked:
+                ranks[site.name] = left_by_rank(seen[site.name].gram, seen[site.name].weight).tolist()
             for space in open_spaces:
                 if space.name not in begun and {*space.readers} <= seen.keys():
                     begun[space.name] = queue.submit([seen[name].reader(space, spaces) for name in space.readers])
@@ -66,7 +72,7 @@ def eliminations(
             seen = {name: each for name, each in seen.items() if name in still}  # Gram matrices are large
         result = {name: future.result() for name, future in begun.items()}
     progress(len(sites), len(sites), "done")
-    return result
+    return result, ranks
 
 
 class _Queue:

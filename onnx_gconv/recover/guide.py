@@ -1,5 +1,6 @@
 """What calibration data tells the planner: costs of layers, and which of several plans recovers best."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,12 +20,11 @@ from onnx_gconv.plans import Plan
 from onnx_gconv.recover.calibration import Calibration
 from onnx_gconv.recover.divergence import divergence
 from onnx_gconv.recover.elimination import Elimination
-from onnx_gconv.recover.emptying import eliminations
+from onnx_gconv.recover.emptying import errors
 from onnx_gconv.recover.fitting import FitOptions, fit_layers
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.sensitivity import Key, Width, sensitivities
 from onnx_gconv.recover.site import find_sites
-from onnx_gconv.recover.spectra import rank_errors
 from onnx_gconv.rewrite.match import Matched, match
 from onnx_gconv.runtime import Feeds, Output, run, session
 from onnx_gconv.solve.grouping import Grouping, Order
@@ -67,42 +67,34 @@ class CalibratedGuide:
         )
         self._progress = progress
 
-    def costs(self, groupings: Mapping[Key, Grouping], company: Plan | None) -> dict[Key, float]:
-        """Return the error of the outputs when one layer is grouped anew and fitted, alone or in company.
+    def errors(
+        self, found: Sequence[Space], spaces: Spaces, ranked: Collection[str]
+    ) -> tuple[dict[str, Elimination], dict[str, list[float]]]:
+        """Return how each space would be emptied, and the errors of rank 0, 1, ... of these layers."""
+        feeds = self._calibration.feeds(self._fitted_samples)
+        return errors(self._model, found, spaces, ranked, feeds, options=self._options, progress=self._progress)
 
-        In company, the least of each layer is taken off: what is left is what the choice of its groups costs.
+    def costs(
+        self, groupings: Mapping[Key, Grouping], keeps: Mapping[str, Mapping[Width, Order]]
+    ) -> tuple[dict[Key, float], dict[Width, float]]:
+        """Return the error of the outputs when one layer is grouped anew, or one space narrowed, and fitted, alone."""
+        groups, widths = self._measured(self._model, groupings, keeps)
+        return _without_least(groups, most=0.0), widths
+
+    def costs_in_company(self, groupings: Mapping[Key, Grouping], company: Plan) -> dict[Key, float]:
+        """Return the costs of groups beside a plan's other layers.
+
+        The least of each layer is taken off: what is left is what the choice of its groups costs.
         """
-        model = self._model if company is None else self._recovered(company, self._options)
-        found, _ = sensitivities(
-            self._model,
-            model,
-            {**groupings, **(_as_they_are(self._model, groupings) if company is not None else {})},
-            self._calibration.feeds(min(MEASURED, self._fitted_samples)),
-            probes=self._batches(PROBES),
-            options=self._options,
-            progress=self._progress,
-        )
-        least: dict[str, float] = {}
-        for (name, _), cost in found.items():
-            least[name] = min(cost, least.get(name, 0.0 if company is None else cost))
-        return {key: cost - least[key[0]] for key, cost in found.items()}
+        every = {**groupings, **_as_they_are(self._model, groupings)}
+        return _without_least(self._measured(self._recovered(company, self._options), every, {})[0])
 
-    def eliminations(self, found: Sequence[Space], spaces: Spaces) -> dict[str, Elimination]:
-        """Return how each space would be emptied, by its name."""
-        feeds = self._calibration.feeds(self._fitted_samples)
-        return eliminations(self._model, found, spaces, feeds, options=self._options, progress=self._progress)
-
-    def rank_errors(self, names: Collection[str]) -> Mapping[str, Sequence[float]]:
-        """Return the errors of rank 0, 1, ... of each layer; one that cannot be fitted has no entry."""
-        feeds = self._calibration.feeds(self._fitted_samples)
-        found = rank_errors(self._model, names, feeds, options=self._options, progress=self._progress)
-        return {name: errors.tolist() for name, errors in found.items()}
-
-    def width_costs(self, keeps: Mapping[str, Mapping[Width, Order]]) -> dict[Width, float]:
-        """Return the error of the outputs when one space alone keeps only these channels; they are given by its reader."""
+    def _measured(
+        self, model: onnx.ModelProto, groupings: Mapping[Key, Grouping], keeps: Mapping[str, Mapping[Width, Order]]
+    ) -> tuple[dict[Key, float], dict[Width, float]]:
         feeds = self._calibration.feeds(min(MEASURED, self._fitted_samples))
         probes, options, progress = self._batches(PROBES), self._options, self._progress
-        return sensitivities(self._model, self._model, {}, feeds, probes=probes, options=options, progress=progress, keeps=keeps)[1]
+        return sensitivities(self._model, model, groupings, feeds, probes=probes, options=options, progress=progress, keeps=keeps)
 
     def following(self, names: Collection[str]) -> dict[str, float]:
         """Return which share of what can be fitted comes after each layer, and so corrects some of its error."""
@@ -162,6 +154,14 @@ class CalibratedGuide:
 
     def _batches(self, samples: int) -> int:
         return -(-samples // self._calibration.batch)
+
+
+def _without_least(costs: Mapping[Key, float], *, most: float = math.inf) -> dict[Key, float]:
+    """Return the costs without the least of each layer, as far as that is not above `most`."""
+    least: dict[str, float] = {}
+    for (name, _), cost in costs.items():
+        least[name] = min(cost, least.get(name, most))
+    return {key: cost - least[key[0]] for key, cost in costs.items()}
 
 
 def _as_they_are(model: onnx.ModelProto, groupings: Mapping[Key, Grouping]) -> dict[Key, Grouping]:
