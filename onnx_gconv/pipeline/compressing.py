@@ -9,6 +9,7 @@ from onnx_gconv.listener import SILENT, Listener
 from onnx_gconv.pipeline.changes import changed_nodes
 from onnx_gconv.pipeline.extras import require_torch
 from onnx_gconv.pipeline.facts import measure
+from onnx_gconv.pipeline.forecasting import tell_time
 from onnx_gconv.pipeline.in_time import Chooser
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import ModelLike, Original, open_original, tell_counts
@@ -50,6 +51,8 @@ def compress(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[
         original, samples = _opened(model, settings, listener)
         judging = None if settings.eval is None else open_data(settings.eval, original.model, preprocessing=settings.preprocessing)
     job = _job(original, settings, samples, listener, watch)
+    if samples is not None:
+        tell_time(job, samples, is_fitted=True)
     clocked = Chooser(job).first_in_time(guide_of(job, samples))
     matched = match(original.model, clocked.plan, shapes=original.network.shapes)
     weights, recovery = original.model, None
@@ -95,6 +98,8 @@ def plan(model: ModelLike, *, listener: Listener = SILENT, **wishes: Unpack[Plan
         require_torch("--refine-steps")
     original, samples = _opened(model, settings, listener)
     job = _job(original, settings, samples, listener, Stopwatch())
+    if samples is not None:
+        tell_time(job, samples, is_fitted=False)
     if settings.refine_steps is not None:
         from onnx_gconv.pipeline.refining import refine  # which imports PyTorch
 

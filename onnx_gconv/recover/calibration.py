@@ -27,6 +27,11 @@ class Calibration:
         """Whether several may read the data at once. A user's function may keep a state, such as a seeded generator."""
         return not isinstance(self.data.data if isinstance(self.data, Unlabelled) else self.data, FunctionData)
 
+    @property
+    def count(self) -> int:
+        """How many samples there will be, as far as that is known."""
+        return self.samples if self.data.samples is None else min(self.data.samples, self.samples)
+
     def feeds(self, limit: int | None = None) -> Iterator[Feeds]:
         """Yield the inputs of each batch. A model with a fixed batch misses the samples that fill none."""
         most = self.samples if limit is None else min(limit, self.samples)

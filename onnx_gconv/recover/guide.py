@@ -147,13 +147,16 @@ class CalibratedGuide:
 
     @cached_property
     def _fitted_samples(self) -> int:
-        """How many samples layers are fitted to. Of few samples a third only judges: any plan looks good on its own samples."""
-        there = self._calibration.data.samples
-        batches = self._batches(self._calibration.samples if there is None else min(there, self._calibration.samples))
-        return min(FITTED, self._calibration.batch * max(1, 2 * batches // 3))
+        return fitted_samples(self._calibration)
 
     def _batches(self, samples: int) -> int:
         return -(-samples // self._calibration.batch)
+
+
+def fitted_samples(calibration: Calibration) -> int:
+    """Return how many samples layers are fitted to. Of few samples a third only judges: any plan looks good on its own samples."""
+    batches = -(-calibration.count // calibration.batch)
+    return min(FITTED, calibration.batch * max(1, 2 * batches // 3))
 
 
 def _without_least(costs: Mapping[Key, float], *, most: float = math.inf) -> dict[Key, float]:
