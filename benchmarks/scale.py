@@ -26,13 +26,19 @@ from rows import Benchmark, Found
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 BEFORE = os.environ.get("BEFORE")
 DEPTHS = (20, 56, 110)
+EFFORT = "What `--effort` costs and brings"
+HELD_BACK = slice(40_000, 50_000)  # training images that no row is calibrated on
 HEAD = """\
 # Work and memory of `compress --calib`, against images, depth, width and pixels
 
 Made by `python benchmarks/scale.py -o benchmarks/scale.md`; what the rows are, it says at its top. All at 70 % of the MACs. CPU
 seconds are those of all threads, user and system. "Before" is commit 61e0fae, in front of the work on speed. An exponent of 1 is
-linear growth: it is the slope of the logarithm of the CPU seconds against that of the images, the depth or the pixels.
+linear growth: it is the slope of the logarithm of the CPU seconds against that of the images, the depth or the pixels. "Told" is
+what the tool says beforehand, in CPU seconds of this machine. Wall seconds are of a busy machine but for ResNet-50 with 250 images
+and ResNet-101. Efforts: ResNet-20 at half of its MACs.
 """
+HEAD_OF_ROWS = "| model | images | pixels | forms | CPU s before | now | wall s before | now | peak MiB before | now | told / now |"
+EFFORT_HEAD = "| forms | effort | CPU s | top-1 on 10,000 training images held back | told / CPU s |"
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,15 @@ class Row:
     images: int
     side: int = 32
     forms: str = "width,drop"
+    effort: int = 1
+    budget: str = "70%"  # of the MACs
     before: bool = False
 
     @property
     def name(self) -> str:
         """What --rows is matched with, and what a finished row is known by."""
-        return f"{self.model} {self.images} {self.side} {self.forms}{' before' if self.before else ''}"
+        effort = "" if self.effort == 1 and self.budget == "70%" else f" {self.budget} effort {self.effort}"
+        return f"{self.model} {self.images} {self.side} {self.forms}{effort}{' before' if self.before else ''}"
 
 
 def sections() -> dict[str, list[Row]]:
@@ -63,6 +72,11 @@ def sections() -> dict[str, list[Row]]:
             Row(*asked, forms)
             for asked in (("cifar10_resnet56_folded", 1000, 32), ("imagenet_mobilenet_v2_bn", 250, 224))
             for forms in ("width,drop", "group", "all")
+        ],
+        EFFORT: [
+            Row("cifar10_resnet20_folded", 1000, 32, forms, effort, "50%")
+            for forms in ("width,drop", "group", "all")
+            for effort in range(4)
         ],
     }
 
@@ -94,15 +108,41 @@ def run(row: Row) -> dict[str, Any]:
 
     model = model_of(row)
     images = images_of(row)
-    calib = {model.graph.input[0].name: images}
+    wishes: dict[str, Any] = {"max_macs": row.budget, "forms": row.forms, "effort": row.effort, "calib_samples": row.images}
+    wishes["calib"] = {model.graph.input[0].name: images}
     started, cpu_started = time.perf_counter(), time.process_time()
-    result = onnx_gconv.compress(model, max_macs="70%", forms=row.forms, calib=calib, calib_samples=row.images)
-    return {
+    result = onnx_gconv.compress(model, **wishes)
+    found = {
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - cpu_started,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "phases": {name: round(seconds, 2) for name, seconds in result.seconds.items()},
     }
+    if not row.before:
+        found["forecast"] = forecast(model, wishes)
+    if row.model.startswith("cifar10"):
+        import cifar10
+
+        held, labels = (values[HELD_BACK] for values in cifar10.load("train", HELD_BACK.stop))
+        data = {model.graph.input[0].name: cifar10.normalise(held), "labels": labels}
+        found["top1"] = onnx_gconv.evaluate(result.model, data).top1
+    return found
+
+
+def forecast(model: onnx.ModelProto, wishes: Mapping[str, Any]) -> float:
+    """Return the CPU seconds that the tool would tell."""
+    from onnx_gconv.pipeline.forecasting import expected_seconds
+    from onnx_gconv.pipeline.job import Job
+    from onnx_gconv.pipeline.original import open_original
+    from onnx_gconv.pipeline.recovering import open_samples
+    from onnx_gconv.pipeline.settings import Settings
+
+    original, settings = open_original(model), Settings(jobs=1, **wishes)
+    samples = open_samples(original, settings)
+    assert samples is not None
+    found = expected_seconds(Job(original, settings), samples, is_fitted=True)
+    assert found is not None
+    return found
 
 
 def model_of(row: Row) -> onnx.ModelProto:
@@ -138,10 +178,11 @@ def page(finished: Mapping[str, Found]) -> Iterator[str]:
         there = [row for row in rows if row.name in finished]
         if there:
             yield f"\n## {heading}\n"
-            yield "| model | images | pixels | forms | CPU s before | now | wall s before | now | peak MiB before | now |"
-            yield "|---" * 10 + "|"
-            yield from (_line(row, finished) for row in there)
-        if len({size(heading, row) for row in there}) > 2:
+            is_effort = heading == EFFORT
+            yield EFFORT_HEAD if is_effort else HEAD_OF_ROWS
+            yield "|---" * (5 if is_effort else 11) + "|"
+            yield from ((_effort_line if is_effort else _line)(row, finished) for row in there)
+        if heading != EFFORT and len({size(heading, row) for row in there}) > 2:
             sizes = np.log([size(heading, row) for row in there])
             slope = np.polyfit(sizes, np.log([finished[row.name]["cpu_seconds"] for row in there]), 1)[0]
             yield f"\nExponent: {slope:.2f}."
@@ -150,7 +191,14 @@ def page(finished: Mapping[str, Found]) -> Iterator[str]:
 def _line(row: Row, finished: Mapping[str, Found]) -> str:
     runs = [finished.get(replace(row, before=before).name) for before in (True, False)]
     measured = [f"{run[key]:.0f}" if run else "" for key in ("cpu_seconds", "seconds", "peak_mib") for run in runs]
-    return f"| {' | '.join([row.model, str(row.images), str(row.side), row.forms, *measured])} |"
+    told = finished[row.name]["forecast"] / finished[row.name]["cpu_seconds"]
+    return f"| {' | '.join([row.model, str(row.images), str(row.side), row.forms, *measured, f'{told:.2f}'])} |"
+
+
+def _effort_line(row: Row, finished: Mapping[str, Found]) -> str:
+    found = finished[row.name]
+    told = found["forecast"] / found["cpu_seconds"]
+    return f"| {row.forms} | {row.effort} | {found['cpu_seconds']:.0f} | {100 * found['top1']:.2f} | {told:.2f} |"
 
 
 if __name__ == "__main__":
