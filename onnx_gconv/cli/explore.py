@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnx_gconv
 from onnx_gconv.cli import finetune, options
 from onnx_gconv.cli.story import Story
-from onnx_gconv.files import staged
+from onnx_gconv.staging import staged
 
 if TYPE_CHECKING:
     from onnx_gconv import Exploration

@@ -65,10 +65,8 @@ def open_function(name: str, inputs: tuple[Input, ...], function: Callable[[], I
 
 def _import(name: str) -> Callable[[], Iterable[object]]:
     module_name, _, attribute = name.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the current directory, as for `python -m`; it stays, for what the function itself imports
     try:
-        with _their_code(name, "cannot be imported"):
+        with _their_code(name, "cannot be imported"), _current_folder_first():
             module = importlib.import_module(module_name)
     except DataError as error:
         if isinstance(error.__cause__, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.__cause__.name}."):
@@ -82,6 +80,21 @@ def _import(name: str) -> Callable[[], Iterable[object]]:
         problem = "has no" if function is None else "has no function"
         raise DataError(f"the module {module_name!r} {problem} {attribute!r}.", hint="write package.module:function")
     return function
+
+
+@contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """Look for modules in the current folder first, as `python -m` does; afterwards, for what the function itself imports, last.
+
+    It was asked for this module only: a `json.py` that lies there must not become ours.
+    """
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")  # the first one, which is ours
+        if "" not in sys.path:
+            sys.path.append("")
 
 
 def _items(name: str, function: Callable[[], Iterable[object]]) -> Generator[object, None, None]:

@@ -12,7 +12,7 @@ from onnx_gconv.data.identity import data_identity
 from onnx_gconv.data.open import open_data
 from onnx_gconv.errors import DataError, PointError, UsageError
 from onnx_gconv.exploration.engine import Engine
-from onnx_gconv.exploration.folder import Folder, require_kept
+from onnx_gconv.exploration.folder import Folder, require_apart, require_kept
 from onnx_gconv.exploration.goal import Brief, Goal, Tuning
 from onnx_gconv.exploration.local import run_here
 from onnx_gconv.exploration.point import Explored, Point, exploration_json, measured, planned_point
@@ -175,6 +175,7 @@ class _Explorer:
         make_folder(self._path)
         try:
             with locked(self._path):
+                require_apart(self._path, self._sources())
                 require_kept(self._path, self._count, has_models=engine is not None, has_tuned=self._tuning is not None)
                 dependencies = self._dependencies(job.facts)
                 folder = Folder(self._path, dependencies)
@@ -226,6 +227,12 @@ class _Explorer:
                 self._listener.warn(f"{result.name}: {result.message}")
                 self._listener.detail(result.details)
         folder.tidy(list(points.values()))
+
+    def _sources(self) -> list[Path]:
+        """Return the files that the exploration reads, as far as they are files."""
+        tuning = None if self._tuning is None else self._tuning.data
+        data = (self._settings.calib, self._settings.eval, tuning)
+        return [*self._original.files, *(Path(str(name)) for name in data if name is not None)]
 
     def _goals(self, solved: Solved) -> list[Goal]:
         return goals_for(budgets(solved, self._by, self._count))

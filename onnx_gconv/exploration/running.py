@@ -37,10 +37,8 @@ def make_points(brief: Brief, goals: Sequence[Goal], folder: Folder, engine: Eng
             todo.append(goal)
         else:
             yield point
-    if not todo:
-        return
     try:
-        for goal, lost in engine(brief, todo, folder.part):
+        for goal, lost in engine(brief, todo, folder.part) if todo else ():
             if lost is not None:
                 message = f"the process that made it died {TRIES} times ({lost.how})."
                 yield Failure(goal.name, message, "perhaps memory ran out: try fewer --goals")
