@@ -37,13 +37,13 @@ def require_output(*outputs: Path, made_from: Iterable[Path]) -> None:
 
 
 def replaced(output: Path, sources: Iterable[Path]) -> Path | None:
-    """Return which of these files would be written over, None for none: the file itself counts, whatever its names are."""
-    with suppress(OSError):  # nothing is there to be replaced
-        there = output.stat()
-        for source in sources:
-            with suppress(OSError):
-                if os.path.samestat(source.stat(), there):
-                    return source
+    """Return which of these files would be written over, None for none: the file counts, whatever names and links it has."""
+    for source in sources:
+        if output.resolve() == source.resolve():
+            return source
+        with suppress(OSError):  # one of them is not there
+            if output.samefile(source):
+                return source
     return None
 
 

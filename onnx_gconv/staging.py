@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from onnx_gconv.errors import OutputError
-from onnx_gconv.stopping import held
+from onnx_gconv.stopping import WRITTEN, held
 
 try:
     import fcntl
@@ -35,12 +35,6 @@ PREFIX = ".onnx-gconv-"
 READY = f"{PREFIX}ready"
 UNFINISHED = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")  # as mkdtemp makes them
 NEW, OLD = "new", "old"  # in such a folder: what is to be moved, and what stood in its place until then
-_written: dict[Path, None] = {}
-
-
-def written() -> list[Path]:
-    """Return the results that this process has written and that are there; what is in hidden folders, a cache say, is none."""
-    return [path for path in _written if path.exists() and not any(part.startswith(".") for part in path.absolute().parts)]
 
 
 @contextmanager
@@ -174,7 +168,7 @@ def _commit(staging: Path, folder: Path) -> None:
             except BaseException:
                 _move_back(ready, folder, names, name_before=staging)
                 raise
-            _written.update(dict.fromkeys(folder / name for name in names))
+            WRITTEN.extend(folder / name for name in names)
             with suppress(OSError):  # all is where it belongs; what is left is removed by the next one
                 _remove_done(ready)
             return

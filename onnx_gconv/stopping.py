@@ -6,6 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Terminated(BaseException):
@@ -15,6 +19,7 @@ class Terminated(BaseException):
 STOPS = (KeyboardInterrupt, Terminated)
 RAISED: dict[int, type[BaseException]] = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 NAMES: dict[type[BaseException], tuple[str, int]] = {KeyboardInterrupt: ("interrupted", 130), Terminated: ("terminated", 143)}
+WRITTEN: "list[Path]" = []  # by this command so far: who is stopped has to tell
 
 
 class _State:

@@ -107,6 +107,7 @@ def _usage(command: "argparse.ArgumentParser") -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
+    stopping.WRITTEN.clear()
     if argv is None:  # with arguments it is a function of another program, whose signals are its own
         stopping.in_order()
     try:
@@ -146,11 +147,11 @@ def _run(given: list[str]) -> int:
 
 def _stopped(stop: type[BaseException], said: str = "") -> int:
     """Say what is left of a command that was told to stop, and return its exit code; some say it themselves."""
-    from onnx_gconv.staging import written
-
     how, code = stopping.NAMES[stop]
     stopping.settled(code)
-    files = ", ".join(f"'{path}'" for path in written())
+    # What is in a hidden folder, the cache of times, is no result.
+    results = [path for path in dict.fromkeys(stopping.WRITTEN) if not any(part.startswith(".") for part in path.absolute().parts)]
+    files = ", ".join(f"'{path}'" for path in results if path.exists())
     _complain(f"{how}; {said or (f'written: {files}.' if files else 'no result was written.')}", "")
     return code
 
