@@ -4,7 +4,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ def open_function(name: str, inputs: tuple[Input, ...], function: Callable[[], I
 def _import(name: str) -> Callable[[], Iterable[object]]:
     module_name, _, attribute = name.partition(":")
     try:
-        with _their_code(name, "cannot be imported"), _current_folder_first():
+        with _their_code(name, "cannot be imported"):
             module = importlib.import_module(module_name)
     except DataError as error:
         if isinstance(error.__cause__, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.__cause__.name}."):
@@ -80,21 +80,6 @@ def _import(name: str) -> Callable[[], Iterable[object]]:
         problem = "has no" if function is None else "has no function"
         raise DataError(f"the module {module_name!r} {problem} {attribute!r}.", hint="write package.module:function")
     return function
-
-
-@contextmanager
-def _current_folder_first() -> Iterator[None]:
-    """Look for modules in the current folder first, as `python -m` does; afterwards, for what the function itself imports, last.
-
-    It was asked for this module only: a `json.py` that lies there must not become ours.
-    """
-    sys.path.insert(0, "")
-    try:
-        yield
-    finally:
-        sys.path.remove("")  # the first one, which is ours
-        if "" not in sys.path:
-            sys.path.append("")
 
 
 def _items(name: str, function: Callable[[], Iterable[object]]) -> Generator[object, None, None]:
@@ -155,7 +140,12 @@ def _kind(item: object) -> str:
 
 @contextmanager
 def _their_code(name: str, problem: str) -> Iterator[None]:
-    """Run the user's code: what it prints goes to stderr, since stdout carries our result; what it raises becomes a sentence."""
+    """Run the user's code: what it prints goes to stderr, since stdout carries our result; what it raises becomes a sentence.
+
+    Meanwhile, and only then, modules are looked for in the current folder first, as with `python -m`: a `json.py` that lies there
+    may be meant for his code, never for ours.
+    """
+    sys.path.insert(0, "")
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -165,3 +155,6 @@ def _their_code(name: str, problem: str) -> Iterator[None]:
             f"{name} {problem}: {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}).",
             hint=f"{name} is your code: call it by itself to find out",
         ) from error
+    finally:
+        with suppress(ValueError):  # his code has taken it out
+            sys.path.remove("")
