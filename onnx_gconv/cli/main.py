@@ -56,6 +56,7 @@ COMMANDS = {
     "bench": "measure latency, here or on a device over ssh",
     "report": "the results as one HTML page with charts",
 }
+FILES = (".onnx", ".json", ".npz", ".html")  # ends of words that are no flags
 # NumPy's BLAS reads this when it is first imported, which is after this: it need not even start its threads (cores.py says why).
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -132,8 +133,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    # Help needs the names of the commands only; a typo is refused with all of them.
-    args = build_parser(only=given[0] if given else "").parse_args(given)
+    try:
+        # Help needs the names of the commands only; a typo is refused with all of them.
+        args = build_parser(only=given[0] if given else "").parse_args(given)
+    except SystemExit as left:
+        dashed = next((word for word in given if word.startswith("-") and (os.path.exists(word) or word.endswith(FILES))), None)
+        if left.code and dashed is not None:
+            print(f"hint: a file whose name begins with a dash is named ./{dashed}", file=sys.stderr)
+        raise
     try:
         code: int = args.run(args)
         sys.stdout.flush()
