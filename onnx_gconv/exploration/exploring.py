@@ -10,7 +10,7 @@ from typing import Literal, Unpack, get_args
 from onnx_gconv.cores import one_blas_thread
 from onnx_gconv.data.identity import data_identity
 from onnx_gconv.data.open import open_data
-from onnx_gconv.errors import DataError, PointError, UsageError
+from onnx_gconv.errors import DataError, OutputError, PointError, UsageError
 from onnx_gconv.exploration.engine import Engine
 from onnx_gconv.exploration.folder import Folder, require_apart, require_kept
 from onnx_gconv.exploration.goal import Brief, Goal, Tuning
@@ -186,11 +186,16 @@ class _Explorer:
                 for points in self._plans(solved) if engine is None else self._models(solved, guide, folder, engine):
                     write_text(self._path / "explore.json", exploration_json(explored, points))
         except BaseException as stop:
+            # Before the first point is known, nobody knows which of those in the folder are of this exploration.
+            kept = f"{len(points)} of {self._count} points" if points else "what is finished"
+            told = f"'{self._path}' keeps {kept}, and the same command continues from there."
+            failed = stop.__cause__ if isinstance(stop, OutputError) else stop
+            if isinstance(failed, OSError) and not isinstance(failed, BlockingIOError):  # a full disk, say
+                problem = f"the exploration cannot go on: {failed.strerror or failed}; {told}"
+                raise OutputError(problem, hint="free some space, and start it again") from stop
             if isinstance(stop, Exception):
                 raise
-            # Ctrl-C, say. Before the first point is known, nobody knows which of those in the folder are of this exploration.
-            kept = f"{len(points)} of {self._count} points" if points else "what is finished"
-            raise type(stop)(f"'{self._path}' keeps {kept}, and the same command continues from there.") from stop
+            raise type(stop)(told) from stop  # Ctrl-C, say
         return Exploration(original.network, self._by, tuple(points), tuple(self._failures), spaces)
 
     def _plans(self, solved: Solved) -> Iterator[list[Point]]:

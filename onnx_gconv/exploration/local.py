@@ -1,5 +1,6 @@
 """Goals on this machine: a process for each, so many at a time."""
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -18,6 +19,7 @@ from onnx_gconv.exploration.engine import TRIES, Lost, Parts
 from onnx_gconv.exploration.goal import Brief, Goal
 
 BRIEF = "brief.pickle"
+ERRNO = 100  # in an exit code: what comes on top is the error of the operating system that ended the process
 
 
 def run_here(brief: Brief, goals: Sequence[Goal], parts: Parts, *, cores: int) -> Iterator[tuple[Goal, Lost | None]]:
@@ -43,6 +45,9 @@ def run_here(brief: Brief, goals: Sequence[Goal], parts: Parts, *, cores: int) -
                 assert isinstance(sentinel, int)
                 process, goal, part = running.pop(sentinel)
                 process.join()
+                failed = (process.exitcode or 0) - ERRNO
+                if failed > 0:  # the next one would not fare better
+                    raise OSError(failed, os.strerror(failed))
                 if (part / OUTCOME).exists():
                     yield goal, None
                 elif tries[goal.name] < TRIES:
@@ -75,7 +80,10 @@ def _do(goal: Goal, part: Path, scratch: Path, threads: int) -> None:
     tempfile.tempdir = str(scratch)
     brief: Brief = pickle.loads((part / BRIEF).read_bytes())
     (part / BRIEF).unlink()
-    make(brief, goal, part, threads=threads)
+    try:
+        make(brief, goal, part, threads=threads)
+    except OSError as error:  # no room even to say what went wrong
+        sys.exit(ERRNO + (error.errno or errno.EIO))
 
 
 def _end_with_parent() -> None:
