@@ -33,7 +33,8 @@ except ImportError:  # not on Windows
 
 PREFIX = ".onnx-gconv-"
 READY = f"{PREFIX}ready"
-UNFINISHED = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")  # as mkdtemp makes them
+SCRATCH = "onnx-gconv-scratch-"
+MADE = re.compile("[a-z0-9_]{8}")  # what mkdtemp adds
 NEW, OLD = "new", "old"  # in such a folder: what is to be moved, and what stood in its place until then
 
 
@@ -81,10 +82,26 @@ def require_replaceable(path: Path) -> None:
 
 
 @contextmanager
+def scratch() -> Iterator[Path]:
+    """Yield a temporary folder for what nobody needs afterwards; it goes, and so does what killed processes have left of theirs."""
+    with _own_folder(Path(tempfile.gettempdir()), SCRATCH) as folder:
+        yield folder
+
+
+@contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
-    """Yield a folder of our own, locked, with both of its parts; it is gone at the end, and those of the dead are already."""
-    for path in folder.glob(f"{PREFIX}*"):
-        if UNFINISHED.fullmatch(path.name):
+    """Yield a folder of our own with both of its parts."""
+    with _own_folder(folder, PREFIX) as staging:
+        (staging / NEW).mkdir()
+        (staging / OLD).mkdir()
+        yield staging
+
+
+@contextmanager
+def _own_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new folder, locked; it is gone at the end, and those of the dead are already."""
+    for path in parent.glob(f"{prefix}*"):
+        if MADE.fullmatch(path.name.removeprefix(prefix)):
             with _locked(path, wait=False) as is_ours, held():
                 if is_ours:
                     shutil.rmtree(path, ignore_errors=True)
@@ -92,12 +109,10 @@ def _staging(folder: Path) -> Iterator[Path]:
         with held():
             is_ours = False
             while not is_ours:  # somebody may have taken it for one of the dead, before we had it locked
-                staging = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
-                is_ours = stack.enter_context(_locked(staging, wait=True))
-            stack.callback(_remove, staging)
-            (staging / NEW).mkdir()
-            (staging / OLD).mkdir()
-        yield staging
+                folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+                is_ours = stack.enter_context(_locked(folder, wait=True))
+            stack.callback(_remove, folder)
+        yield folder
 
 
 def _remove(folder: Path) -> None:

@@ -42,9 +42,11 @@ def held() -> Iterator[None]:
         yield
     finally:
         _State.holds -= 1
-        if _State.waiting is not None and not _State.holds and threading.current_thread() is threading.main_thread():
+        if _State.waiting is not None and not _State.holds:
             number, _State.waiting = _State.waiting, None
-            raise RAISED[number]
+            if threading.current_thread() is threading.main_thread():
+                raise RAISED[number]
+            os.kill(os.getpid(), number)  # once more, for the main thread
 
 
 def in_order() -> None:

@@ -32,11 +32,11 @@ FLOW = {
     "evaluation": {"data", "errors", "listener", "runtime", "verification"},
     "recover": {
         *("recover", "data", "errors", "evaluation", "listener", "model", "plans", "rewrite", "runtime", "solve"),
-        "verification",
+        *("staging", "verification"),
     },
     "timing": {"model", "runtime"},
     "torch": {"torch", "data", "errors", "files", "listener", "model", "plans", "rewrite", "runtime", "staging", "verification"},
-    "deploy": {"deploy", "errors", "fields", "files", "listener", "model", "runtime", "search"},
+    "deploy": {"deploy", "errors", "fields", "files", "listener", "model", "runtime", "search", "staging"},
 }
 FLOW["pipeline"] = set(FLOW) - {"fields", "native_output"} | {"pipeline"}
 FLOW["exploration"] = FLOW["pipeline"] | {"exploration"}

@@ -20,7 +20,7 @@ from fuzz.kills import Blow, ended, operations, run, started
 
 from onnx_gconv import staging
 from onnx_gconv.errors import OutputError
-from onnx_gconv.staging import PREFIX, READY, settle, staged
+from onnx_gconv.staging import PREFIX, READY, scratch, settle, staged
 
 NAMES = ("a", "b", "c")
 OUT = kills.FOLDER
@@ -174,6 +174,25 @@ def test_only_what_is_ours_is_removed() -> None:
     (dead / "a").write_text("of a process that was killed")
     writing("new")()
     assert hidden() == sorted([f"{PREFIX}notes", f"{PREFIX}my-own-folder", f"{PREFIX}abcdefgh", ".git"])
+
+
+def test_temporary_folders_of_the_dead_go_with_the_next_one_and_those_of_the_living_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(OUT))
+
+    def die() -> int:
+        with scratch() as folder:
+            (folder / "activations").write_text("large")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    assert run(die) == -signal.SIGKILL
+    (dead,) = OUT.iterdir()
+    with scratch() as first, scratch() as second:
+        assert not dead.exists()
+        assert sorted(OUT.iterdir()) == sorted([first, second])
+    assert list(OUT.iterdir()) == []
 
 
 def killed_while_moving(write: Callable[[], int], count: int) -> None:
