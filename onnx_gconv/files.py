@@ -39,7 +39,7 @@ def require_output(*outputs: Path, made_from: Iterable[Path]) -> None:
 def replaced(output: Path, sources: Iterable[Path]) -> Path | None:
     """Return which of these files would be written over, None for none: the file counts, whatever names and links it has."""
     for source in sources:
-        if output.resolve() == source.resolve():
+        if os.path.realpath(output) == os.path.realpath(source):
             return source
         with suppress(OSError):  # one of them is not there
             if output.samefile(source):

@@ -59,7 +59,7 @@ def staged(folder: Path) -> Iterator[Path]:
 def settle(folder: Path) -> None:
     """Move what a process that was killed had ready; wait for one that is moving just now."""
     ready = folder / READY
-    while ready.is_dir():
+    while os.path.isdir(ready):  # which says no to a folder that nobody may look into; those who read there will tell
         with _locked(ready, wait=True) as is_ours, held():
             if not is_ours:
                 continue  # it was done when we had the lock

@@ -31,17 +31,22 @@ class _State:
     code: int | None = None  # with which the process ends, once that is settled
 
 
+_lock = threading.Lock()  # of the count: threads hold, too
+
+
 @contextmanager
 def held() -> Iterator[None]:
     """Have signals wait until the end of this. It is for moments: who waits for somebody else must let himself be stopped.
 
     Only those of a command do, where `in_order` has the signals; a program that calls us has its own.
     """
-    _State.holds += 1
+    with _lock:
+        _State.holds += 1
     try:
         yield
     finally:
-        _State.holds -= 1
+        with _lock:
+            _State.holds -= 1
         if _State.waiting is not None and not _State.holds:
             number, _State.waiting = _State.waiting, None
             if threading.current_thread() is threading.main_thread():

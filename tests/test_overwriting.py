@@ -99,6 +99,20 @@ def test_data_is_not_replaced(command: str, what: str) -> None:
     refuse(command, what)
 
 
+@pytest.mark.parametrize("data", [".", "..", ":", "data.npz", "no.such:thing", "a:b:c"])
+def test_names_of_data_are_no_stumbling_block(data: str) -> None:
+    for _ in range(2):
+        done = gconv("compress", "good.onnx", "--groups", "2", "--calib", data, "-o", "o.onnx")
+        assert "unexpectedly" not in done.err
+        assert done.code != 2, done.err
+
+
+def test_a_link_to_itself_is_no_stumbling_block() -> None:
+    Path("loop.onnx").symlink_to("loop.onnx")
+    done = gconv("compress", "good.onnx", "--groups", "2", "-o", "loop.onnx")
+    assert "unexpectedly" not in done.err
+
+
 def test_the_images_that_are_protected_are_those_that_are_read() -> None:
     assert options.IMAGES == SUFFIXES
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,8 @@ def set_traps(names: frozenset[str] | set[str]) -> None:
 
 def run(*argv: str | Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=environment | {"PYTHONPATH": str(SOURCE)})
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=environment)
     assert not Path(SPRUNG).exists(), Path(SPRUNG).read_text() + done.stderr
     assert done.returncode == 0, done.stderr
 
@@ -72,6 +74,16 @@ def run(*argv: str | Path) -> None:
 )
 def test_what_lies_in_the_current_folder_is_not_run(command: str, trapped: Path) -> None:
     run(sys.executable, trapped, *command.split())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
+def test_what_lies_in_the_current_folder_is_not_run_by_the_workers_of_ray(trapped: Path) -> None:
+    Path("mine.py").write_text("def batches():\n    import numpy as np\n    return [(np.ones((4, 3, 8, 8), 'float32'), None)]\n")
+    for data in ("calib.npz", "mine:batches"):
+        flags = ("--points", "2", "--jobs", "1", "--engine", "ray", "--calib", data)
+        run(sys.executable, trapped, "explore", "net.onnx", "-o", f"sweep-{data[:4]}", *flags)
 
 
 def test_python_m_takes_packages_from_where_they_are_installed(trapped: Path) -> None:

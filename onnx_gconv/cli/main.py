@@ -113,6 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         stopping.in_order()
     try:
         code = _run(given)
+    except SystemExit as left:  # argparse leaves this way
+        if argv is None:
+            stopping.settled(int(left.code or 0))
+        raise
     except STOPS as stop:
         code = _stopped(type(stop), str(stop))
     except BrokenPipeError:

@@ -2,6 +2,8 @@
 
 import argparse
 import math
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -325,7 +327,8 @@ def _read_by(args: argparse.Namespace, outputs: tuple[Path, ...]) -> Iterator[tu
             if what == "data":
                 # An image of a folder; or package.module:function, which is code.
                 yield from ((output, "an image of the data") for output in outputs if _is_image_of(path, output))
-                yield Path(*str(value).partition(":")[0].split(".")).with_suffix(".py"), "the code that gives the data"
+                if re.fullmatch(r"\w+(\.\w+)*:\w+", str(value)):
+                    yield Path(str(value).partition(":")[0].replace(".", "/") + ".py"), "the code that gives the data"
     if any(output.exists() for output in outputs):  # else there is nothing to lose, and no need to read the models twice
         from onnx_gconv.model.file import data_files
 
@@ -334,6 +337,5 @@ def _read_by(args: argparse.Namespace, outputs: tuple[Path, ...]) -> Iterator[tu
 
 
 def _is_image_of(folder: Path, output: Path) -> bool:
-    if not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
-        return False
-    return output.suffix.lower() in IMAGES
+    inside = Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder))
+    return inside and folder.is_dir() and output.suffix.lower() in IMAGES
