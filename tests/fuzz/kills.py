@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,7 +86,9 @@ def arena() -> Iterator[None]:
 
 def started(work: Work, blow: Blow | None = None, *, log: str = "log") -> int:
     """Start the work in a child process, which may hit itself on the way, and return its id."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: what they hold, no child of ours asks for
+        child = os.fork()
     if child:
         return child
     code = 70  # our own failure
