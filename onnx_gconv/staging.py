@@ -59,7 +59,8 @@ def staged(folder: Path) -> Iterator[Path]:
 def settle(folder: Path) -> None:
     """Move what a process that was killed had ready; wait for one that is moving just now."""
     ready = folder / READY
-    while os.path.isdir(ready):  # which says no to a folder that nobody may look into; those who read there will tell
+    # A folder that nobody may look into has none, it seems; those who read there will tell. We make no links: one is not ours.
+    while os.path.isdir(ready) and not os.path.islink(ready):
         with _locked(ready, wait=True) as is_ours, held():
             if not is_ours:
                 continue  # it was done when we had the lock
@@ -102,7 +103,7 @@ def _own_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a new folder, locked; it is gone at the end, and those of the dead are already."""
     for path in parent.glob(f"{prefix}*"):
         if MADE.fullmatch(path.name.removeprefix(prefix)):
-            with _locked(path, wait=False) as is_ours, held():
+            with _locked(path, wait=False) as is_ours:
                 if is_ours:
                     shutil.rmtree(path, ignore_errors=True)
     with ExitStack() as stack:
