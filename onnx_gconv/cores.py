@@ -10,7 +10,8 @@ from typing import ParamSpec, TypeVar
 
 from threadpoolctl import threadpool_limits
 
-BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # NumPy's BLAS reads it when it is first imported
+# The environment of our workers. NumPy's BLAS reads the first when it is imported, Python the other when it starts.
+WORKERS = {"OPENBLAS_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,19 +34,22 @@ def one_blas_thread(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """Start processes meanwhile that leave the caller's script alone, and take one thread for a product of matrices.
+    """Start processes meanwhile that leave the caller's script and folder alone, and take one thread for a product of matrices.
 
+    A spawned process begins with `python -c`, which looks for modules in the current folder first, Python's own included: a
+    `multiprocessing.py` that lies there would be run.
     A spawned process imports `__main__` anew. A script that calls us at its top level would start over in every worker, and
     its author should not have to know that we use any. What we send to workers is never defined there.
     """
-    main, threads = sys.modules["__main__"], os.environ.get(BLAS_THREADS)
+    main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in WORKERS}
     sys.modules["__main__"] = ModuleType("__main__")
-    os.environ[BLAS_THREADS] = "1"
+    os.environ.update(WORKERS)
     try:
         yield
     finally:
         sys.modules["__main__"] = main
-        if threads is None:
-            del os.environ[BLAS_THREADS]
-        else:
-            os.environ[BLAS_THREADS] = threads
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnx_gconv.errors import GconvError
+from onnx_gconv.staging import settle
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Fields:
 
 def read_text(path: Path, complaint: Complaint) -> str:
     """Return the text of the file, or complain about it in the user's words."""
+    settle(path.parent)
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:

@@ -1,15 +1,12 @@
-"""Writing results: all files of a command appear together, or none does."""
+"""Where results go: what they are called, and what must not be written over."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onnx_gconv.errors import OutputError
-
-STAGING = ".onnx-gconv-"  # what a folder begins with that files are written into before they move where they belong
+from onnx_gconv.staging import require_replaceable, staged
 
 
 def make_folder(folder: Path) -> None:
@@ -23,7 +20,7 @@ def make_folder(folder: Path) -> None:
 def require_writable(path: Path) -> None:
     """Refuse a file that could not be written: whoever is to write it will have worked for long by then."""
     folder = path.parent
-    _require_replaceable(path)
+    require_replaceable(path)
     if not folder.is_dir():
         raise OutputError(f"cannot write into '{folder}': there is no such folder.", hint="create it, or choose another one")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -32,18 +29,22 @@ def require_writable(path: Path) -> None:
 
 def require_output(*outputs: Path, made_from: Iterable[Path]) -> None:
     """Refuse files that could not be written, and those that would replace what they are made from."""
-    sources = {path.resolve() for path in made_from}
+    sources = tuple(made_from)
     for output in outputs:
-        if output.resolve() in sources:
+        if replaced(output, sources) is not None:
             raise OutputError(f"'{output}' is a file that the result is made from.", hint="choose another name")
         require_writable(output)
 
 
-def _require_replaceable(path: Path) -> None:
-    """Refuse a name at which there is something else than a file: a device, say, which a rename would do away with."""
-    if path.exists() and not path.is_file():
-        what = "a folder" if path.is_dir() else "a device or pipe"
-        raise OutputError(f"cannot write '{path}': it is {what}.", hint="choose another name")
+def replaced(output: Path, sources: Iterable[Path]) -> Path | None:
+    """Return which of these files would be written over, None for none: the file counts, whatever names and links it has."""
+    for source in sources:
+        if os.path.realpath(output) == os.path.realpath(source):
+            return source
+        with suppress(OSError):  # one of them is not there
+            if output.samefile(source):
+                return source
+    return None
 
 
 @contextmanager
@@ -68,55 +69,6 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-@contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder; what is in it at the end moves into `folder`, on an error nothing does.
-
-    The staging folder lies inside `folder`, so that every move is a rename within one file system: a full
-    disk or Ctrl-C is met while staging, when there is still nothing to see.
-    """
-    try:
-        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))
-    except OSError as error:
-        raise OutputError(
-            f"cannot write into '{folder}': {error.strerror or error}.",
-            hint="choose another folder",
-        ) from error
-    try:
-        yield staging
-        _move_all(staging, folder)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write into '{folder}': {error.strerror or error}; nothing was written.",
-            hint="free some space, or choose another folder",
-        ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _move_all(staging: Path, folder: Path) -> None:
-    """Move every file of `staging` into `folder`, or put everything back as it was."""
-    names = sorted(path.name for path in staging.iterdir())
-    for name in names:
-        _require_replaceable(folder / name)
-    replaced = staging / "replaced"
-    replaced.mkdir()
-    moved: list[str] = []
-    try:
-        for name in names:
-            if (folder / name).exists():
-                os.link(folder / name, replaced / name)
-            moved.append(name)
-            os.replace(staging / name, folder / name)
-    except BaseException:  # Ctrl-C between two renames, too
-        for name in moved:
-            if (replaced / name).exists():
-                os.replace(replaced / name, folder / name)
-            elif not (staging / name).exists():
-                (folder / name).unlink()
-        raise
-
-
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically."""
     with staged(path.parent) as staging:
@@ -136,3 +88,8 @@ def precision_file(model: Path, precision: str) -> Path:
 def data_file(model: Path) -> Path:
     """Return where the weights of a model go that do not fit into its file."""
     return model.with_name(f"{model.name}.data")
+
+
+def training_files(model: Path) -> tuple[Path, Path]:
+    """Return where a training whose result goes here keeps its checkpoint and its history."""
+    return model.with_name(f"{model.stem}.checkpoint.pt"), model.with_name(f"{model.stem}.metrics.jsonl")

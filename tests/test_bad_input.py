@@ -417,7 +417,7 @@ def test_a_full_disk_leaves_everything_as_it_was(command: str, rewriting: bool, 
     if rewriting:
         succeed(command.replace("--groups 2", "--groups 4").format("out"))
 
-    def half_a_model(model: onnx.ModelProto) -> Iterator[bytes]:
+    def half_a_model(model: onnx.ModelProto, *_: object) -> Iterator[bytes]:
         yield model.SerializeToString()[:100]
         raise DISK_FULL
 

@@ -186,7 +186,11 @@ def test_a_malformed_timing_names_file_and_field(tmp_path: Path, change: dict[st
 
 
 @pytest.mark.parametrize(
-    "text", ["jetson", "ssh://", "http://jetson", "ssh://me@jetson:ssh", "ssh://-oProxyCommand=x", "ssh://a b"]
+    "text",
+    [
+        *("jetson", "ssh://", "http://jetson", "ssh://me@jetson:ssh", "ssh://-oProxyCommand=x", "ssh://a b"),
+        *("ssh://me@-host", "ssh://-me@host", "ssh://me@.host", "ssh://host:0", "ssh://host:65536", "ssh://host:99999999"),
+    ],
 )
 def test_a_host_that_is_no_ssh_address_is_refused(text: str) -> None:
     with pytest.raises(DeployError, match="is not an ssh address"):

@@ -20,11 +20,11 @@ import onnx
 import pytest
 from tiny import Finished, conv_net, gconv, listing, save, save_external, write_module
 
-from onnx_gconv.cli.stopping import Terminated
 from onnx_gconv.exploration.folder import Folder
 from onnx_gconv.exploration.goal import Goal
 from onnx_gconv.exploration.point import Point, dominated
 from onnx_gconv.files import locked
+from onnx_gconv.stopping import Terminated
 
 POINTS = 3
 NAMES = [f"point-{number:02}" for number in range(POINTS)]

@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
+from onnx_gconv.files import data_file
 from onnx_gconv.report.wording import counted, each_with
 
 TEACH = """\
@@ -39,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options.check_outputs(args, args.output)
+    options.check_outputs(args, args.output, data_file(args.output))
     with Story(args) as story:
         grouped = onnx_gconv.apply(
             args.model, args.plan, allow_drop=args.allow_drop, listener=story.listener, **options.wishes(args)

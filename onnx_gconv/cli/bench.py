@@ -10,7 +10,7 @@ import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 from onnx_gconv.errors import UsageError
-from onnx_gconv.files import staged
+from onnx_gconv.staging import staged
 
 if TYPE_CHECKING:
     from onnx_gconv import Timing

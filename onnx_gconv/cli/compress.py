@@ -8,7 +8,7 @@ import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.plan import tell_search
 from onnx_gconv.cli.story import Story
-from onnx_gconv.files import precision_file, result_files
+from onnx_gconv.files import data_file, precision_file, result_files
 from onnx_gconv.report.wording import what_was_done
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     output: Path = args.output or args.model.with_name(f"{args.model.stem}.gconv.onnx")
     files = result_files(output)
     lower = [precision_file(output, args.precision)] if args.precision in ("fp16", "int8") else []
-    options.check_outputs(args, *files, *lower)
+    options.check_outputs(args, *files, *lower, *map(data_file, [output, *lower]))
     with Story(args) as story:
         result = onnx_gconv.compress(args.model, listener=story.listener, **options.wishes(args))
         written = result.save(output)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import onnx_gconv
 from onnx_gconv.cli import finetune, options
 from onnx_gconv.cli.story import Story
-from onnx_gconv.files import staged
+from onnx_gconv.errors import OutputError
+from onnx_gconv.staging import staged
 
 if TYPE_CHECKING:
     from onnx_gconv import Exploration
@@ -95,5 +96,9 @@ def _draw(found: "Exploration", folder: Path, story: Story) -> list[Path]:
         return []
     from onnx_gconv.report.picture import draw_exploration
 
-    with staged(folder) as staging:
-        return [folder / path.name for path in draw_exploration(found, staging / "explore")]
+    try:
+        with staged(folder) as staging:
+            return [folder / path.name for path in draw_exploration(found, staging / "explore")]
+    except OutputError as error:
+        story.warn(f"no picture: {str(error).partition('; nothing')[0].rstrip('.')}")
+        return []

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
+from onnx_gconv.files import data_file
 
 TEACH = """\
 Write the model as a target reads it: opset 13, IR version 7 and int32 indices for the Jetson TX2, int32 indices for TensorRT.
@@ -36,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options.check_outputs(args, args.output)
+    options.check_outputs(args, args.output, data_file(args.output))
     wishes = options.wishes(args)
     del wishes["target"]
     with Story(args) as story:

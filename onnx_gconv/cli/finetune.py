@@ -8,6 +8,7 @@ from typing import Any
 import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
+from onnx_gconv.files import data_file, training_files
 
 TEACH = """\
 Train a pruned model in PyTorch while the weights that the plan drops stay zero, and write it back into the same graph, ready
@@ -92,7 +93,7 @@ def learning(args: argparse.Namespace) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
-    options.check_outputs(args, args.output)
+    options.check_outputs(args, args.output, data_file(args.output), *training_files(args.output))
     with Story(args) as story:
         found = onnx_gconv.finetune(
             args.model,

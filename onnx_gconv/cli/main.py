@@ -1,16 +1,20 @@
-"""`onnx-gconv COMMAND MODEL …`. Imports nothing heavy, and of the commands only the one that runs."""
+"""`onnx-gconv COMMAND MODEL …`. Imports nothing heavy, and of the commands only the one that runs.
 
-import argparse
+Until `main` has the signals in order, Ctrl-C would print a traceback: what takes a moment to import is imported after that.
+"""
+
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from onnx_gconv import __version__
-from onnx_gconv.cli.stopping import STOPS, Terminated, terminated_in_order
+from onnx_gconv import __version__, stopping
 from onnx_gconv.errors import GconvError, UsageError
+from onnx_gconv.stopping import STOPS
+
+if TYPE_CHECKING:
+    import argparse
 
 DESCRIPTION = """\
 Make a trained CNN smaller, straight on the ONNX file: with fewer channels, without branches that add little, in group
@@ -52,12 +56,15 @@ COMMANDS = {
     "bench": "measure latency, here or on a device over ssh",
     "report": "the results as one HTML page with charts",
 }
+FILES = (".onnx", ".json", ".npz", ".html")  # ends of words that are no flags
 # NumPy's BLAS reads this when it is first imported, which is after this: it need not even start its threads (cores.py says why).
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+def build_parser(only: str | None = None) -> "argparse.ArgumentParser":
     """Return the parser of all commands, or, if one is to run, that of this one beside the names of the others."""
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog="onnx-gconv",
         description=DESCRIPTION,
@@ -87,7 +94,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
-def _usage(command: argparse.ArgumentParser) -> str:
+def _usage(command: "argparse.ArgumentParser") -> str:
     """Return what a command needs, in one line: its thirty other flags would bury the error that stands below."""
     needed = [
         f"{action.option_strings[0]} {action.metavar or action.dest.upper()}"
@@ -101,32 +108,71 @@ def _usage(command: argparse.ArgumentParser) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
-    first = given[0] if given else ""
-    # Help needs the names of the commands only; a typo is refused with all of them.
-    args = build_parser(only=first).parse_args(given)
+    stopping.WRITTEN.clear()
+    if argv is None:  # with arguments it is a function of another program, whose signals are its own
+        stopping.in_order()
     try:
-        # With arguments it is a function of another program, whose signals are its own.
-        with terminated_in_order() if argv is None else nullcontext():
-            code: int = args.run(args)
-            sys.stdout.flush()
-        return code
+        code = _run(given)
+    except SystemExit as left:  # argparse leaves this way
+        if argv is None:
+            stopping.settled(int(left.code or 0))
+        raise
+    except STOPS as stop:
+        code = _stopped(type(stop), str(stop))
+    except BrokenPipeError:
+        # The reader of our output (head, less) has left: do not complain when Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except MemoryError:
+        _complain("there is not enough memory for this model.", "close other programs or use a larger machine")
+        code = 1
+    except Exception as error:
+        # Some libraries make an error of their own out of a stop: NumPy does while it is imported.
+        stop_asked = stopping.asked() if argv is None else None
+        is_verbose = not {"-v", "--verbose"}.isdisjoint(given)
+        code = _stopped(stop_asked) if stop_asked is not None else _unexpected(error, is_verbose=is_verbose)
+    if argv is None:
+        stopping.settled(code)
+    return code
+
+
+def _run(given: list[str]) -> int:
+    try:
+        # Help needs the names of the commands only; a typo is refused with all of them.
+        args = build_parser(only=given[0] if given else "").parse_args(given)
+    except SystemExit as left:
+        dashed = next((word for word in given if word.startswith("-") and (os.path.exists(word) or word.endswith(FILES))), None)
+        if left.code and dashed is not None:
+            print(f"hint: a file whose name begins with a dash is named ./{dashed}", file=sys.stderr)
+        raise
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
     except UsageError as error:
         args.parser.error(str(error))
     except GconvError as error:
         _complain(str(error), error.hint)
-    except STOPS as stop:
-        how, code = ("terminated", 143) if isinstance(stop, Terminated) else ("interrupted", 130)
-        _complain(f"{how}; {str(stop) or 'no result was written.'}", "")  # a command that keeps something says what
-        return code
-    except BrokenPipeError:
-        # The reader of our output (head, less) has left: do not complain when Python flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except MemoryError:
-        _complain("there is not enough memory for this model.", "close other programs or use a larger machine")
-    except Exception as error:
-        if args.verbose:
-            traceback.print_exc()
-        _complain(f"onnx-gconv failed unexpectedly: {type(error).__name__}: {error}", "run again with -v and report what it prints")
+        return 1
+    return code
+
+
+def _stopped(stop: type[BaseException], said: str = "") -> int:
+    """Say what is left of a command that was told to stop, and return its exit code; some say it themselves."""
+    how, code = stopping.NAMES[stop]
+    stopping.settled(code)
+    # What is in a hidden folder, the cache of times, is no result.
+    results = [path for path in dict.fromkeys(stopping.WRITTEN) if not any(part.startswith(".") for part in path.absolute().parts)]
+    files = ", ".join(f"'{path}'" for path in results if path.exists())
+    _complain(f"{how}; {said or (f'written: {files}.' if files else 'no result was written.')}", "")
+    return code
+
+
+def _unexpected(error: Exception, *, is_verbose: bool) -> int:
+    if is_verbose:
+        import traceback
+
+        traceback.print_exc()
+    _complain(f"onnx-gconv failed unexpectedly: {type(error).__name__}: {error}", "run again with -v and report what it prints")
     return 1
 
 

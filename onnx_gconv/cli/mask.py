@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
+from onnx_gconv.files import data_file
 from onnx_gconv.report.wording import each_with
 
 TEACH = """\
@@ -25,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options.check_outputs(args, args.output)
+    options.check_outputs(args, args.output, data_file(args.output))
     with Story(args) as story:
         masked = onnx_gconv.mask(args.model, args.plan, listener=story.listener, **options.wishes(args))
         files = masked.save(args.output)

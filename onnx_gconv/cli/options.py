@@ -2,11 +2,14 @@
 
 import argparse
 import math
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from onnx_gconv.errors import UsageError
-from onnx_gconv.files import require_writable
+from onnx_gconv.files import replaced, require_writable
 
 Size = int | tuple[int, int]
 # The flags that are wishes of the Python functions, under the same names. What is not given is left to the default there.
@@ -33,6 +36,7 @@ READ = {
     "plan": "plan",
     "results": "report",
     "teacher": "teacher",
+    "reference": "reference",
     "group_config": "configuration",
     "timing": "table of times",
     "calib": "data",
@@ -41,6 +45,7 @@ READ = {
     "finetune": "data",
     "refine_data": "data",
 }
+IMAGES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})  # that are read from a folder of data
 DATA_HELP = (
     "an .npz file with an array for each model input, by its name, samples first, preprocessed, and optionally 'labels'; or a "
     "folder of images, with a sub-folder for each class where labels are needed; or package.module:function, which returns "
@@ -296,12 +301,41 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def check_outputs(args: argparse.Namespace, *outputs: Path) -> None:
     """Refuse, before any work, results that cannot be written, and those that would replace what they are made from."""
-    given = vars(args)
+    twice = next((output for output in outputs if outputs.count(output) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice} would be written twice")
+    for source, what in _read_by(args, outputs):
+        for output in outputs:
+            if replaced(output, [source]) is not None:
+                raise UsageError(f"{output} would overwrite {what}")
     for output in outputs:
-        for name in READ:
-            values = given.get(name)
-            for path in values if isinstance(values, list) else [values]:
-                if path is not None and output.resolve() == Path(path).resolve():
-                    what = "the model itself" if name in ("model", "models") else f"the {READ[name]} that it is made from"
-                    raise UsageError(f"{output} would overwrite {what}")
         require_writable(output)
+
+
+def _read_by(args: argparse.Namespace, outputs: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
+    """Yield the files that a command reads, and what each is to its result."""
+    models = []
+    for name, what in READ.items():
+        values = getattr(args, name, None)
+        for value in values if isinstance(values, list) else [values]:
+            if value is None:
+                continue
+            path, is_model = Path(value), name in ("model", "models", "teacher", "reference")
+            yield path, "the model itself" if name in ("model", "models") else f"the {what} that it is made from"
+            if is_model:
+                models.append(path)
+            if what == "data":
+                # An image of a folder; or package.module:function, which is code.
+                yield from ((output, "an image of the data") for output in outputs if _is_image_of(path, output))
+                if re.fullmatch(r"\w+(\.\w+)*:\w+", str(value)):
+                    yield Path(str(value).partition(":")[0].replace(".", "/") + ".py"), "the code that gives the data"
+    if any(output.exists() for output in outputs):  # else there is nothing to lose, and no need to read the models twice
+        from onnx_gconv.model.file import data_files
+
+        for model in models:
+            yield from ((file, f"the weights of {model}") for file in data_files(model))
+
+
+def _is_image_of(folder: Path, output: Path) -> bool:
+    inside = Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder))
+    return inside and folder.is_dir() and output.suffix.lower() in IMAGES

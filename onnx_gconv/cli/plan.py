@@ -9,6 +9,7 @@ import onnx_gconv
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 from onnx_gconv.errors import UsageError
+from onnx_gconv.files import data_file
 from onnx_gconv.report.wording import counted, each_with
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
             if getattr(args, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} needs --refine-steps N")
     is_file = str(args.output) != "-"
-    options.check_outputs(args, *([args.output] if is_file else []), *([args.refined] if args.refined else []))
+    refined = [args.refined, data_file(args.refined)] if args.refined else []
+    options.check_outputs(args, *([args.output] if is_file else []), *refined)
     with Story(args) as story:
         planned = onnx_gconv.plan(args.model, listener=story.listener, **options.wishes(args))
         if args.refined is not None and planned.refined is not None:

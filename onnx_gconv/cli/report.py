@@ -6,7 +6,8 @@ from pathlib import Path
 from onnx_gconv.cli import options
 from onnx_gconv.cli.story import Story
 from onnx_gconv.errors import DependencyError, UsageError
-from onnx_gconv.files import make_folder, staged
+from onnx_gconv.files import make_folder
+from onnx_gconv.staging import staged
 
 PAGES = (".html", ".htm")
 TEACH = """\

@@ -4,7 +4,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +65,6 @@ def open_function(name: str, inputs: tuple[Input, ...], function: Callable[[], I
 
 def _import(name: str) -> Callable[[], Iterable[object]]:
     module_name, _, attribute = name.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the current directory, as for `python -m`; it stays, for what the function itself imports
     try:
         with _their_code(name, "cannot be imported"):
             module = importlib.import_module(module_name)
@@ -142,7 +140,12 @@ def _kind(item: object) -> str:
 
 @contextmanager
 def _their_code(name: str, problem: str) -> Iterator[None]:
-    """Run the user's code: what it prints goes to stderr, since stdout carries our result; what it raises becomes a sentence."""
+    """Run the user's code: what it prints goes to stderr, since stdout carries our result; what it raises becomes a sentence.
+
+    Meanwhile, and only then, modules are looked for in the current folder first, as with `python -m`: a `json.py` that lies there
+    may be meant for his code, never for ours.
+    """
+    sys.path.insert(0, "")
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -152,3 +155,6 @@ def _their_code(name: str, problem: str) -> Iterator[None]:
             f"{name} {problem}: {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}).",
             hint=f"{name} is your code: call it by itself to find out",
         ) from error
+    finally:
+        with suppress(ValueError):  # his code has taken it out
+            sys.path.remove("")

@@ -21,6 +21,7 @@ from onnx_gconv.model.file import load_with_data_files, save
 CONNECT_SECONDS = 10
 SSH_OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=5", "ServerAliveCountMax=4")
 SSH_FAILED = 255  # ssh's own failures; any other exit code is the remote program's
+LARGEST_PORT = 65535
 REPORT = "timing.json"
 
 
@@ -57,7 +58,7 @@ class ThisMachine:
     def measure(self, job: RunnerCall) -> list[Timing]:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / REPORT
-            models = [str(model) for model in job.models]
+            models = [str(model.absolute()) for model in job.models]  # one called -o.onnx would be taken for a flag
             self._run(job.runner, [*models, "-o", str(report), *job.flags()])
             return _read_reports(job, Path(folder))
 
@@ -175,8 +176,8 @@ class SshHost:
 
 def parse_host(text: str, *, python: str, timeout_seconds: float) -> SshHost:
     """Return the host that `ssh://user@host:port` names; user and port may be left to ~/.ssh/config."""
-    found = re.fullmatch(r"ssh://((?:[\w.-]+@)?[\w.-]+)(?::(\d+))?/?", text)
-    if found is None or found[1].startswith("-"):
+    found = re.fullmatch(r"ssh://((?:\w[\w.-]*@)?\w[\w.-]*)(?::(\d{1,5}))?/?", text)  # nothing that ssh would take for a flag
+    if found is None or not 1 <= int(found[2] or 22) <= LARGEST_PORT:
         raise DeployError(
             f"--host {text!r} is not an ssh address.", hint="write it like ssh://user@jetson or ssh://user@jetson:2222"
         )

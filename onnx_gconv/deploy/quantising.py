@@ -6,7 +6,6 @@ smallest and largest number ever seen. Weights are rounded so that their errors 
 float: one scale for boxes and scores would leave nothing of the scores.
 """
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from onnx_gconv.listener import OnProgress, ignore
 from onnx_gconv.model.file import load, save
 from onnx_gconv.model.listed import delisted
 from onnx_gconv.runtime import QUIET, Feeds, run, session
+from onnx_gconv.staging import scratch
 
 QuantisedFor = Literal["ort-cpu", "tensorrt"]
 QDQ_OPSET = 13  # from which on quantisation can be per channel
@@ -55,12 +55,12 @@ def quantise(
     Unless it `is_fitted`, channels and weights are taken as they come: for timing, which does not depend on them.
     """
     _require_quantisable(model)
-    with tempfile.TemporaryDirectory() as folder:
-        prepared = _prepared(model, Path(folder))
+    with scratch() as folder:
+        prepared = _prepared(model, folder)
         if is_fitted:
             prepared = equalised(prepared, feeds())
         ranges = _ranges(prepared, feeds, is_symmetric=made_for == "tensorrt", on_progress=on_progress)
-        made = _written(prepared, ranges, feeds, made_for, Path(folder))
+        made = _written(prepared, ranges, feeds, made_for, folder)
     return rounded(made, prepared, feeds) if is_fitted else made
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 
 from onnx_gconv.data.open import open_data
-from onnx_gconv.errors import GconvError
+from onnx_gconv.errors import GconvError, OutputError
 from onnx_gconv.evaluation import evaluate
 from onnx_gconv.exploration.goal import Brief, Goal, Tuning
 from onnx_gconv.exploration.point import Point, planned_point
@@ -75,6 +75,9 @@ def make(brief: Brief, goal: Goal, folder: Path, *, threads: int) -> None:
         seconds = {**work.watch.seconds, "cpu": time.process_time() - started}
         rounded = {name: round(value, 3) for name, value in seconds.items()}
         outcome: dict[str, object] = {"point": vars(point), "seconds": rounded}
+    except OutputError as error:
+        why = getattr(error.__cause__, "strerror", None) or error.__cause__ or error
+        outcome = {"error": f"it cannot be written: {why}.", "hint": "free some space: the same command makes what is missing"}
     except GconvError as error:
         outcome = {"error": str(error), "hint": error.hint}
     except Exception as error:

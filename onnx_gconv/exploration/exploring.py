@@ -10,9 +10,9 @@ from typing import Literal, Unpack, get_args
 from onnx_gconv.cores import one_blas_thread
 from onnx_gconv.data.identity import data_identity
 from onnx_gconv.data.open import open_data
-from onnx_gconv.errors import DataError, PointError, UsageError
+from onnx_gconv.errors import DataError, OutputError, PointError, UsageError
 from onnx_gconv.exploration.engine import Engine
-from onnx_gconv.exploration.folder import Folder, require_kept
+from onnx_gconv.exploration.folder import Folder, require_apart, require_kept
 from onnx_gconv.exploration.goal import Brief, Goal, Tuning
 from onnx_gconv.exploration.local import run_here
 from onnx_gconv.exploration.point import Explored, Point, exploration_json, measured, planned_point
@@ -175,6 +175,7 @@ class _Explorer:
         make_folder(self._path)
         try:
             with locked(self._path):
+                require_apart(self._path, self._sources())
                 require_kept(self._path, self._count, has_models=engine is not None, has_tuned=self._tuning is not None)
                 dependencies = self._dependencies(job.facts)
                 folder = Folder(self._path, dependencies)
@@ -185,11 +186,16 @@ class _Explorer:
                 for points in self._plans(solved) if engine is None else self._models(solved, guide, folder, engine):
                     write_text(self._path / "explore.json", exploration_json(explored, points))
         except BaseException as stop:
+            # Before the first point is known, nobody knows which of those in the folder are of this exploration.
+            kept = f"{len(points)} of {self._count} points" if points else "what is finished"
+            told = f"'{self._path}' keeps {kept}, and the same command continues from there."
+            failed = stop.__cause__ if isinstance(stop, OutputError) else stop
+            if isinstance(failed, OSError) and not isinstance(failed, BlockingIOError):  # a full disk, say
+                problem = f"the exploration cannot go on: {failed.strerror or failed}; {told}"
+                raise OutputError(problem, hint="free some space, and start it again") from stop
             if isinstance(stop, Exception):
                 raise
-            # Ctrl-C, say. Before the first point is known, nobody knows which of those in the folder are of this exploration.
-            kept = f"{len(points)} of {self._count} points" if points else "what is finished"
-            raise type(stop)(f"'{self._path}' keeps {kept}, and the same command continues from there.") from stop
+            raise type(stop)(told) from stop  # Ctrl-C, say
         return Exploration(original.network, self._by, tuple(points), tuple(self._failures), spaces)
 
     def _plans(self, solved: Solved) -> Iterator[list[Point]]:
@@ -226,6 +232,12 @@ class _Explorer:
                 self._listener.warn(f"{result.name}: {result.message}")
                 self._listener.detail(result.details)
         folder.tidy(list(points.values()))
+
+    def _sources(self) -> list[Path]:
+        """Return the files that the exploration reads, as far as they are files."""
+        tuning = None if self._tuning is None else self._tuning.data
+        data = (self._settings.calib, self._settings.eval, tuning)
+        return [*self._original.files, *(Path(str(name)) for name in data if name is not None)]
 
     def _goals(self, solved: Solved) -> list[Goal]:
         return goals_for(budgets(solved, self._by, self._count))

@@ -12,9 +12,14 @@ from onnx_gconv.errors import OutputError
 from onnx_gconv.exploration.doing import OUTCOME
 from onnx_gconv.exploration.goal import Goal, goal_names
 from onnx_gconv.exploration.point import Point
-from onnx_gconv.files import STAGING, make_folder, staged, write_text
+from onnx_gconv.files import make_folder, replaced, write_text
+from onnx_gconv.staging import staged
 
 OURS = re.compile(r"point-\d+\.(plan\.json|result\.json|(tuned\.)?onnx(\.data)?|tuned\.metrics\.jsonl)")
+MEMORY = frozenset(
+    {"explore.json", "explore.png", "explore.svg", "solutions.jsonl"}
+    | {"costs.json", "width_costs.json", "eliminations.json", "rank_errors.json"}
+)
 UNFINISHED = re.compile(r"\.point-\d+")
 Dependencies = Mapping[str, object]
 
@@ -25,7 +30,6 @@ class Folder:
     def __init__(self, path: Path, settings: Dependencies) -> None:
         self.path = path
         self._settings = settings
-        self._cut_short = list(path.glob(f"{STAGING}*"))  # by an earlier process that was killed while it wrote
 
     def finished(self, goal: Goal) -> Point | None:
         """Return the point if it was made with the same settings and its files are there."""
@@ -68,9 +72,9 @@ class Folder:
                 path.unlink()
 
     def drop_parts(self) -> None:
-        """Remove what unfinished goals have left, and what an earlier process was writing when it was killed."""
+        """Remove what unfinished goals have left."""
         for path in list(self.path.iterdir()):
-            if UNFINISHED.fullmatch(path.name) or path in self._cut_short:
+            if UNFINISHED.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _files(self, point: Point) -> list[str]:
@@ -97,6 +101,15 @@ class Folder:
 
     def _settings_of(self, goal: Goal) -> object:
         return _plain({"budget": goal.budget.as_dict(), **self._settings})
+
+
+def require_apart(folder: Path, sources: Sequence[Path]) -> None:
+    """Refuse a folder in which an exploration would replace or remove what it is made from: one of its own points, say."""
+    for path in sorted(folder.iterdir()):
+        if (OURS.fullmatch(path.name) or path.name in MEMORY) and replaced(path, sources) is not None:
+            raise OutputError(
+                f"'{path}' is a file that this exploration is made from, and would replace.", hint="choose another folder with -o"
+            )
 
 
 def require_kept(folder: Path, points: int, *, has_models: bool, has_tuned: bool) -> None:

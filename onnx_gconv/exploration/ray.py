@@ -5,7 +5,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from onnx_gconv.errors import ClusterError, DependencyError
 from onnx_gconv.exploration.doing import make
 from onnx_gconv.exploration.engine import TRIES, Lost, Parts
 from onnx_gconv.exploration.goal import Brief, Goal
+from onnx_gconv.staging import scratch
 
 SECONDS_TO_ANSWER = 20
 Files = Mapping[str, bytes]  # by path inside a folder
@@ -94,16 +95,19 @@ def _connected(ray: Any, address: str | None, cores: int) -> Iterator[None]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start reports to nobody, unless told to
         os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would give way to everything else on the machine
     where = {"num_cpus": cores, "include_dashboard": False} if address is None else {"address": address}
-    try:
-        ray.init(**where, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise _unreachable(address, error) from error
-    try:
-        # Ray prints what befalls its workers on stdout, which carries the result of the command.
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        ray.shutdown()
+    with scratch() as empty:
+        # Ray's workers look for modules where it was called, first of all: what lies in the current folder is not ours to run.
+        with chdir(empty):
+            try:
+                ray.init(**where, log_to_driver=False, logging_level="error")
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise _unreachable(address, error) from error
+        try:
+            # Ray prints what befalls its workers on stdout, which carries the result of the command.
+            with redirect_stdout(sys.stderr):
+                yield
+        finally:
+            ray.shutdown()
 
 
 def _threads(ray: Any, goals: int) -> int:

@@ -37,13 +37,11 @@ def make_points(brief: Brief, goals: Sequence[Goal], folder: Folder, engine: Eng
             todo.append(goal)
         else:
             yield point
-    if not todo:
-        return
     try:
-        for goal, lost in engine(brief, todo, folder.part):
+        for goal, lost in engine(brief, todo, folder.part) if todo else ():
             if lost is not None:
                 message = f"the process that made it died {TRIES} times ({lost.how})."
-                yield Failure(goal.name, message, "perhaps memory ran out: try fewer --goals")
+                yield Failure(goal.name, message, "perhaps memory ran out: try fewer --jobs")
                 continue
             kept = folder.keep(goal)
             yield kept if isinstance(kept, Point) else Failure(goal.name, kept["error"], kept["hint"], kept.get("traceback", ""))

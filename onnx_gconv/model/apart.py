@@ -1,8 +1,7 @@
 """A model as two temporary files, structure and weights apart, for libraries that map the weights or need none of them."""
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import onnx
@@ -10,6 +9,7 @@ import onnx
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.file import data_bytes
 from onnx_gconv.model.shell import is_large, shell
+from onnx_gconv.staging import scratch
 
 LARGEST_IN_MEMORY_BYTES = 2**25
 PAGE_BYTES = 4096
@@ -27,16 +27,15 @@ def written_apart(model: onnx.ModelProto) -> Iterator[Path]:
     What only people read is not in it. onnx.save_model would take the weights out of the model that the caller still holds:
     to put them back needs the memory of all of them once more, and leaves a mark in each tensor.
     """
-    try:
-        folder = tempfile.TemporaryDirectory()
-        path = _write(model, Path(folder.name))
-    except OSError as error:
-        raise ModelError(
-            f"a temporary copy of the model cannot be written: {error.strerror or error}.",
-            hint="free some space in the temporary folder, or set TMPDIR to another one",
-        ) from error
-    del model  # the caller may have let go of it
-    with folder:
+    with ExitStack() as stack:
+        try:
+            path = _write(model, stack.enter_context(scratch()))
+        except OSError as error:
+            raise ModelError(
+                f"a temporary copy of the model cannot be written: {error.strerror or error}.",
+                hint="free some space in the temporary folder, or set TMPDIR to another one",
+            ) from error
+        del model  # the caller may have let go of it
         yield path
 
 

@@ -10,8 +10,9 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from onnx_gconv.errors import ModelError
-from onnx_gconv.files import data_file, require_output, staged
+from onnx_gconv.files import data_file, require_output
 from onnx_gconv.model.stream import serialised
+from onnx_gconv.staging import settle, staged
 
 # Inputs and outputs that a node has at least; others have one output.
 LEAST_ARITY = {"Conv": (2, 1), "ConvTranspose": (2, 1), "Gemm": (2, 1), "MatMul": (2, 1)}
@@ -20,6 +21,7 @@ PACKED = frozenset(
 )
 # Protobuf refuses messages of 2 GiB; leave room for what is not tensor data.
 LARGEST_MESSAGE_BYTES = 2**31 - 2**24
+LEAST_BYTES_APART = 1024  # of a tensor whose data goes into a file of its own, as with onnx
 
 
 def load(path: Path) -> onnx.ModelProto:
@@ -29,6 +31,7 @@ def load(path: Path) -> onnx.ModelProto:
 
 def load_with_data_files(path: Path) -> tuple[onnx.ModelProto, tuple[Path, ...]]:
     """Return the model in the file, external data included, and the files that held this data."""
+    settle(path.parent)
     if path.is_dir():
         raise ModelError(f"'{path}' is a folder, not an ONNX file.", hint="name the .onnx file inside it")
     try:
@@ -61,6 +64,16 @@ def load_with_data_files(path: Path) -> tuple[onnx.ModelProto, tuple[Path, ...]]
         ) from error
     _require_sound(model, f"'{path}'")
     return model, tuple(path.parent / name for name in external)
+
+
+def data_files(path: Path) -> tuple[Path, ...]:
+    """Return the files with weights that a model refers to; none where it cannot be read, which others tell."""
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except (OSError, DecodeError):
+        return ()
+    return tuple(path.parent / name for name in _external_files(model))
 
 
 def require_complete(model: onnx.ModelProto) -> None:
@@ -150,24 +163,44 @@ def save(model: onnx.ModelProto, path: Path, *, external_data: bool = False) -> 
 
     Not atomic by itself: write into a `staged` folder.
     """
+    apart, tensors = 0, None
     if external_data or data_bytes(model) > LARGEST_MESSAGE_BYTES:
-        data = path.with_name(f"{path.name}.data")
-        onnx.save_model(
-            model,
-            str(path),
-            format="protobuf",
-            save_as_external_data=True,
-            all_tensors_to_one_file=True,
-            location=data.name,
-        )
-        # onnx leaves the references in the model: put the data back, the caller still owns it.
-        load_external_data_for_model(model, str(path.parent))
-        return path.stat().st_size + (data.stat().st_size if data.exists() else 0)  # no tensor may be large enough for it
+        apart, tensors = _save_data(model, data_file(path))
     try:
         with path.open("wb") as file:
-            return sum(file.write(piece) for piece in serialised(model))
+            return apart + sum(file.write(piece) for piece in serialised(model, tensors))
     except EncodeError as error:
         raise ModelError(f"'{path.name}' cannot be serialised: {error}.", hint="report this model") from error
+
+
+def _save_data(model: onnx.ModelProto, path: Path) -> tuple[int, list[onnx.TensorProto]]:
+    """Write the large initialisers into a file of their own; return its size, and all of them as the model refers to them.
+
+    onnx.save_model would take the weights out of the model, which its caller still needs, and writes a file that only its owner
+    may read. If no initialiser is large there is no such file.
+    """
+    tensors, size = list(model.graph.initializer), 0
+    large = [index for index, tensor in enumerate(tensors) if len(tensor.raw_data) >= LEAST_BYTES_APART]
+    if large:
+        with path.open("wb") as file:
+            for index in large:
+                tensors[index] = _reference(tensors[index], path.name, size, file.write(tensors[index].raw_data))
+                size = file.tell()
+    return size, tensors
+
+
+def _reference(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> onnx.TensorProto:
+    """Return the tensor without its data, which is in a file."""
+    reference = onnx.TensorProto(
+        name=tensor.name,
+        dims=tensor.dims,
+        data_type=tensor.data_type,
+        doc_string=tensor.doc_string,
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        reference.external_data.add(key=key, value=str(value))
+    return reference
 
 
 def save_model(model: onnx.ModelProto, path: Path, made_from: Sequence[Path]) -> list[Path]:

@@ -1,24 +1,25 @@
 """The bytes of a model file, tensor by tensor: serialising a model whole takes two to three times its size in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx
 
 LENGTH_DELIMITED = 2  # protobuf's wire type of messages and strings
 
 
-def serialised(model: onnx.ModelProto) -> Iterator[bytes]:
-    """Yield what `model.SerializeToString()` returns, in pieces.
+def serialised(model: onnx.ModelProto, initializers: Sequence[onnx.TensorProto] | None = None) -> Iterator[bytes]:
+    """Yield what `model.SerializeToString()` returns, in pieces; with these initialisers, if given, in place of its own.
 
     Protobuf writes the fields in the order of their numbers, and a message in a field after its tag and its length.
     """
+    tensors = model.graph.initializer if initializers is None else initializers
     head, tail = _around(model, "graph")
     graph_head, graph_tail = _around(model.graph, "initializer")
-    length = len(graph_head) + sum(len(_initializer(tensor)) for tensor in model.graph.initializer) + len(graph_tail)
+    length = len(graph_head) + sum(len(_initializer(tensor)) for tensor in tensors) + len(graph_tail)
     yield head
     yield _varint(model.DESCRIPTOR.fields_by_name["graph"].number << 3 | LENGTH_DELIMITED) + _varint(length)
     yield graph_head
-    for tensor in model.graph.initializer:
+    for tensor in tensors:
         yield _initializer(tensor)
     yield graph_tail
     yield tail

@@ -14,6 +14,7 @@ from onnx_gconv.pipeline.forms import Forms, find_forms, grouped, grouping_of, r
 from onnx_gconv.pipeline.gathers import GatheredSides, SharedSides, gathered_sides, with_all_gathers
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.planned import Planned, Solved
+from onnx_gconv.pipeline.refusing import nothing_to_group, with_advice
 from onnx_gconv.pipeline.settings import GathersName
 from onnx_gconv.pipeline.solving import Groupings, solve_all
 from onnx_gconv.pipeline.trial import Costs, Grouped, Guide, Narrowed, Ranked, best_by_trial, best_discount
@@ -74,8 +75,11 @@ def make_plan(job: Job, gathers: GathersName, *, guide: Guide | None, least_grou
         solved = solve(job, gathers, guide)
     if least_groups and solved.table is not None:
         solved = replace(solved, table=solved.table.from_groups(least_groups))
-    with job.watch("search"):
-        return plan_guided(solved, budget, guide, job.original.model)
+    try:
+        with job.watch("search"):
+            return plan_guided(solved, budget, guide, job.original.model)
+    except BudgetError as error:
+        raise with_advice(error, job) from error
 
 
 def solve(job: Job, gathers: GathersName, guide: Guide | None) -> Solved:
@@ -136,7 +140,7 @@ def _solve_shared(
         skipped.setdefault(name, "it shares channels with Convs that no common number of groups fits")
     rule = by_rule(job.original.network.layers, joint, job.settings, skipped)
     if not joint or rule == {}:
-        raise _nothing_to_group(skipped.values(), "no Conv would be grouped", "use --gathers free, which couples no layers")
+        raise nothing_to_group(job, skipped, "no Conv would be grouped", "use --gathers free, which couples no layers")
     return joint, groupings, rule, shared
 
 
@@ -153,18 +157,12 @@ def decide_candidates(job: Job) -> tuple[Reasons, Candidates, dict[str, int] | N
     if not network.layers:
         if not skipped:
             raise ModelError("the model has no Conv.", hint=hint)
-        raise _nothing_to_group(skipped.values(), f"none of the model's {len(skipped)} Convs can be grouped", hint)
+        raise nothing_to_group(job, skipped, f"none of the model's {len(skipped)} Convs can be grouped", hint)
     allowed = candidates(network.layers, job.settings, job.facts, skipped)
     rule = by_rule(network.layers, allowed, job.settings, skipped)
     if not allowed or rule == {}:
-        raise _nothing_to_group(skipped.values(), "no Conv would be grouped", hint)
+        raise nothing_to_group(job, skipped, "no Conv would be grouped", hint)
     return skipped, allowed, rule
-
-
-def _nothing_to_group(reasons: Collection[str], what: str, hint: str) -> ModelError:
-    distinct = list(dict.fromkeys(reasons))
-    more = f"; and other reasons ({len(distinct) - 3})" if len(distinct) > 3 else ""
-    return ModelError(f"{what}: {'; '.join(distinct[:3])}{more}.", hint=hint)
 
 
 def resolve_budget(job: Job) -> Budget:

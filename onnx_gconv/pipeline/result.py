@@ -10,7 +10,7 @@ import onnx
 
 from onnx_gconv.errors import BudgetError
 from onnx_gconv.evaluation import Evaluation
-from onnx_gconv.files import data_file, precision_file, require_output, result_files, staged
+from onnx_gconv.files import data_file, precision_file, require_output, result_files
 from onnx_gconv.model.file import save
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
@@ -25,6 +25,7 @@ from onnx_gconv.recover.recovery import Recovery
 from onnx_gconv.runtime import observe_shapes
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.latency import Prediction
+from onnx_gconv.staging import staged
 from onnx_gconv.timing import Latency
 
 

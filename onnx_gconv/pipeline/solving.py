@@ -81,7 +81,8 @@ def solve_each(
             progress(done, len(todo), problem.layers[0].label)
         return
     # Spawned, not forked: ONNX Runtime's threads may be running. Threads would not do: much of the work holds the GIL.
-    pool = ProcessPoolExecutor(settings.jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_ctrl_c)
+    with starting_workers():  # it starts one at once, which watches over the others
+        pool = ProcessPoolExecutor(settings.jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_ctrl_c)
     try:
         queue = iter(sorted(todo, key=lambda problem: -problem.rough_seconds))  # the longest first: cores finish together
         running: dict[Future[Solutions], Problem] = {}

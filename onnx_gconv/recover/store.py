@@ -1,7 +1,7 @@
 """Activations of all calibration batches: in memory while they fit, in a temporary folder beyond."""
 
-import tempfile
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_gconv.errors import DataError
+from onnx_gconv.staging import scratch
 
 MEMORY_BYTES = 2**27  # what a store keeps in memory before it writes to the disk
 
@@ -21,7 +22,8 @@ class ActivationStore:
         self._held: dict[tuple[str, int], NDArray[np.generic] | Path] = {}
         self._used = 0
         self._written = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
+        self._stack = ExitStack()
         self._lock = threading.Lock()
 
     def __enter__(self) -> "ActivationStore":
@@ -29,8 +31,7 @@ class ActivationStore:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._held.clear()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._stack.close()
 
     def has(self, name: str, batch: int) -> bool:
         return (name, batch) in self._held
@@ -47,8 +48,9 @@ class ActivationStore:
                 self._used += value.nbytes
                 self._held[name, batch] = value
                 return
-            path = self._new_path()
         try:
+            with self._lock:
+                path = self._new_path()
             np.save(path, value, allow_pickle=False)
         except OSError as error:
             raise DataError(
@@ -83,6 +85,6 @@ class ActivationStore:
 
     def _new_path(self) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="onnx-gconv-")
+            self._folder = self._stack.enter_context(scratch())
         self._written += 1
-        return Path(self._folder.name) / f"{self._written}.npy"
+        return self._folder / f"{self._written}.npy"

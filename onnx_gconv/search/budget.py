@@ -77,6 +77,9 @@ def parse_latency(text: str) -> Limit:
     return Limit(text.strip(), float(match[1]) / (100 if is_share else 1), is_share)
 
 
+FEASIBLE = "feasible:"  # begins the hint of a budget that cannot be met: from where on one can
+
+
 @dataclass(frozen=True)
 class Budget:
     """The most a model may have of each quantity; None where there is no limit."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnx_gconv.errors import BudgetError
-from onnx_gconv.search.budget import Budget, share
+from onnx_gconv.search.budget import FEASIBLE, Budget, share
 from onnx_gconv.search.orders import NO_ORDERS, Case, Demand, Orders
 
 Clock = Callable[[int, int, int], int]  # whole nanoseconds, by the channels of both sides and the groups
@@ -184,9 +184,7 @@ def refusal(menu: Menu, budget: Budget, smallest: Totals) -> BudgetError:
     asked = ", ".join(f"max {option[6:]} {limit:,}{' ms' * (unit == 'ms')}" for option, limit, _, unit, _ in limited)
     still = " and ".join(f"{amount} {unit}" for _, _, amount, unit, _ in limited)
     ranges = "; ".join(f"{option} from {amount}{unit * (unit == 'ms')} ({part})" for option, _, amount, unit, part in limited)
-    # In time, a narrower step or smaller groups than the target likes bring nothing.
-    more = "" if budget.max_latency_ms is not None else ", a smaller --width-step or --target generic"
     return BudgetError(
         f"the budget cannot be met: you asked for {asked}, but even the smallest model needs {still}.",
-        hint=f"feasible: {ranges} up to 100%; to go lower, exclude fewer layers, use --forms all, which needs --calib{more}",
+        hint=f"{FEASIBLE} {ranges} up to 100%",
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from onnx_gconv.errors import BudgetError
-from onnx_gconv.search.budget import Budget, share
+from onnx_gconv.search.budget import FEASIBLE, Budget, share
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def require_feasible(table: Table, budget: Budget) -> None:
         raise BudgetError(
             f"the budget cannot be met: you asked for {limit / 1e6:.4g} ms, but even with every layer at its fastest number of "
             f"groups the model takes {fastest / 1e6:.4g} ms, by the times in the table.",
-            hint=f"feasible: --max-latency from {budget.time_share(fastest, dense)} up to 100%; exclude fewer layers to go lower",
+            hint=f"{FEASIBLE} --max-latency from {budget.time_share(fastest, dense)} up to 100%",
         )
     params, macs = table.totals(table.smallest())
     if budget.allows(params, macs):
@@ -120,6 +120,5 @@ def require_feasible(table: Table, budget: Budget) -> None:
     raise BudgetError(
         f"the budget cannot be met: you asked for {asked}, but even with every layer at its largest number of groups the model "
         f"has {' and '.join(still)}.",
-        hint=f"feasible: {'; '.join(ranges)} up to 100%; to go lower, exclude fewer layers, lower "
-        "--min-group-channels or use --target generic",
+        hint=f"{FEASIBLE} {'; '.join(ranges)} up to 100%",
     )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from onnx_gconv.errors import TrainingError
-from onnx_gconv.files import staged
+from onnx_gconv.files import training_files
+from onnx_gconv.staging import staged
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,4 +60,4 @@ def require_same(checkpoint: Checkpoint, purpose: Mapping[str, str], path: Path)
 
 def path_beside(output: Path) -> Path:
     """Return where the checkpoint of a training with this result lies."""
-    return output.with_name(f"{output.stem}.checkpoint.pt")
+    return training_files(output)[0]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onnx_gconv.data.batch import Data
 from onnx_gconv.errors import TrainingError
-from onnx_gconv.files import write_text
+from onnx_gconv.files import training_files, write_text
 from onnx_gconv.listener import Listener
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.plans import Plan
@@ -151,7 +151,7 @@ class _Run:
 
 def metrics_beside(output: Path) -> Path:
     """Return where the history of a training with this result lies."""
-    return output.with_name(f"{output.stem}.metrics.jsonl")
+    return training_files(output)[1]
 
 
 def _purpose(task: Task, settings: TrainingSettings, samples: int, graph: str) -> dict[str, str]:

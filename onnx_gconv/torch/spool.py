@@ -1,10 +1,8 @@
 """Training data in memory-mapped files: read once from wherever it comes, then taken in any order."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from onnx_gconv.data.batch import Data
 from onnx_gconv.errors import DataError, OutputError
+from onnx_gconv.staging import scratch
 from onnx_gconv.torch.team import Team
 
 BATCH = 256  # samples read at a time
@@ -55,16 +54,12 @@ class Spool:
 @contextmanager
 def spooled(data: Data, team: Team) -> Iterator[Spool]:
     """Yield the data set, spooled once for each machine; the files are gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="onnx-gconv-")) if team.is_first_here else None
-    try:
+    with scratch() if team.is_first_here else nullcontext() as folder:
         if folder is not None:
             _write(data, folder)
         shared = team.from_first_here(folder)
         yield _read(shared)
         team.wait()  # another process may still read
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(data: Data, folder: Path) -> None:

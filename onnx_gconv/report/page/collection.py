@@ -13,6 +13,7 @@ from onnx_gconv.plans import Plan, read_plan
 from onnx_gconv.report.page.exploration_file import Explored, ExploredPoint, read_exploration
 from onnx_gconv.report.page.metrics_file import Epoch, read_metrics
 from onnx_gconv.report.page.report_file import Report, read_report
+from onnx_gconv.staging import settle
 
 POINT_HINT = "--point goes with the folder of `onnx-gconv explore`"
 POINT = re.compile(r"point-(\d+)\.plan\.json")
@@ -78,6 +79,7 @@ class Results:
 
 def collect(path: Path, *, point: int | None = None) -> Results:
     """Return what the folder holds, or the report and the files of its stem; `point` adds one of an exploration."""
+    settle(path if path.is_dir() else path.parent)
     if not path.exists():
         raise ReportError(f"there is no file or folder '{path}'.", hint="name a report.json, or the folder that holds the results")
     if path.is_dir():
