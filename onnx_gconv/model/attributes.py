@@ -67,6 +67,8 @@ def slices(node: onnx.NodeProto, constants: Constants, rank: int) -> dict[int, t
             count = len(lists[0]) if lists else 0
             default = list(range(count)) if slot == 2 else [1] * count
             lists.append(_integers(name, constants) if name else default)
+    if len(set(map(len, lists))) > 1:
+        return None
     return {axis % rank: (start, end, step) for start, end, axis, step in zip(*lists, strict=True)}
 
 

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs
-from onnx_gconv.model.count import Count, count
-from onnx_gconv.model.shapes import Shape, infer
+from onnx_gconv.model.count import CONVS, Count, count
+from onnx_gconv.model.shapes import Shape, infer, require_affordable
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+QUANTISED_WEIGHT = "its weight is quantised (QuantizeLinear/DequantizeLinear)"
+QUANTISED_CONVS = frozenset({"ConvInteger", "QLinearConv"})
 ObserveShapes = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Shape]], dict[str, Shape]]
 
 
@@ -75,6 +77,7 @@ class Network:
     count: Count
     input_shapes: Mapping[str, Shape]
     shapes: Mapping[str, Shape]  # of every tensor that could be settled at these input shapes
+    failed_run: str = ""  # why a run that was to settle shapes failed, if it did
 
     def as_dict(self) -> dict[str, object]:
         """Return it for JSON."""
@@ -92,19 +95,48 @@ def read(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: Observ
     Where shape inference cannot settle the shapes that MACs need, `observe` (a run of the model) is asked.
     """
     constants = Constants(model)
-    shapes = settle_shapes(model, inputs, observe=observe)
-    counted = count(model, constants, shapes)
+    settled = settle_shapes(model, inputs, observe=observe)
+    _require_fitting(model, settled.shapes)
+    counted = count(model, constants, settled.shapes)
     layers, skipped = find_convs(model, constants, counted.node_macs)
-    return Network(tuple(layers), tuple(skipped), counted, dict(inputs), shapes)
+    return Network(tuple(layers), tuple(skipped), counted, dict(inputs), settled.shapes, settled.failed_run)
 
 
-def settle_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: ObserveShapes | None) -> dict[str, Shape]:
+def _require_fitting(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
+    """Refuse a Conv whose weight takes another number of channels than it reads."""
+    for node in model.graph.node:
+        data, weight = (shapes.get(name, ()) for name in node.input[:2]) if _is_conv(node) else ((), ())
+        if len(data) < 2 or len(weight) < 2:
+            continue
+        groups = integer(node, "group", 1)
+        if len(data) != len(weight) or data[1] != weight[1] * groups:
+            raise ModelError(
+                f"the Conv {node.name or node.output[0]!r} reads {node.input[0]!r} of {'x'.join(map(str, data))}, which its weight "
+                f"{node.input[1]!r} of {'x'.join(map(str, weight))} in {groups} groups does not take.",
+                hint="the model is malformed, or give another --input-shape",
+            )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The shapes that are known, and why a run that was to tell the others failed, if it did."""
+
+    shapes: dict[str, Shape]
+    failed_run: str = ""
+
+
+def settle_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: ObserveShapes | None) -> Settled:
     """Return the shape of every tensor that inference settles at these input shapes, or else a run of the model."""
+    require_affordable(inputs)
     shapes = infer(model, inputs)
+    require_affordable(shapes)
     missing = [name for node in model.graph.node for name in node.output if name and name not in shapes]
-    if missing and observe is not None:
-        shapes |= observe(model, missing, inputs)
-    return shapes
+    if not missing or observe is None:
+        return Settled(shapes)
+    try:
+        return Settled(shapes | observe(model, missing, inputs))
+    except ModelError as error:
+        return Settled(shapes, str(error))
 
 
 def find_convs(
@@ -123,6 +155,8 @@ def find_convs(
                 layers.append(found)
             else:
                 skipped.append(found)
+        elif node.op_type in CONVS:
+            skipped.append(Skipped(node.output[0], node.name or node.output[0], _why_other(node)))
         skipped += _inside(node)
     bias_slots = {(layer.name, 2) for layer in layers}
     layers = [
@@ -134,9 +168,15 @@ def find_convs(
                 f"{function.name}:{node.output[0]}", node.name or node.output[0], f"it is inside the function {function.name!r}"
             )
             for node in function.node
-            if _is_conv(node)
+            if node.op_type in CONVS
         ]
     return layers, skipped
+
+
+def is_quantised_throughout(skipped: Sequence[Skipped]) -> bool:
+    """Return whether these are Convs, and all of them quantised."""
+    reasons = {QUANTISED_WEIGHT, *map(_is_quantised, QUANTISED_CONVS)}
+    return bool(skipped) and all(conv.reason in reasons for conv in skipped)
 
 
 def layer_weight(constants: Constants, layer: Layer) -> NDArray[np.generic]:
@@ -154,10 +194,23 @@ def _is_conv(node: onnx.NodeProto) -> bool:
     return node.op_type == "Conv" and node.domain in STANDARD_DOMAINS
 
 
+def _why_other(node: onnx.NodeProto) -> str:
+    """Return why a Conv that is not ONNX's plain one stays as it is."""
+    if node.op_type in QUANTISED_CONVS:
+        return _is_quantised(node.op_type)
+    if node.op_type == "FusedConv":
+        return "what it is fused with is not known (FusedConv)"
+    return f"it is a {node.op_type} of {node.domain or 'ai.onnx'}, not a plain Conv"
+
+
+def _is_quantised(op_type: str) -> str:
+    return f"it is quantised ({op_type})"
+
+
 def _inside(node: onnx.NodeProto) -> Iterator[Skipped]:
     for graph in inner_graphs(node):
         for inner in graph.node:
-            if _is_conv(inner):
+            if inner.op_type in CONVS:
                 where = f"it is inside the {node.op_type} node {node.name or node.output[0]!r}"
                 yield Skipped(inner.output[0], inner.name or inner.output[0], where)
             yield from _inside(inner)
@@ -172,7 +225,7 @@ def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, i
     if not constants.is_constant(node.input[1]):
         return skip("its weight is computed at run time")
     if constants.quantised(node.input[1]):
-        return skip("its weight is quantised (QuantizeLinear/DequantizeLinear)")
+        return skip(QUANTISED_WEIGHT)
     if len(node.input) > 2 and node.input[2] and not constants.is_constant(node.input[2]):
         return skip("its bias is computed at run time")
     try:

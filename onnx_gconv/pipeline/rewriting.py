@@ -105,12 +105,12 @@ def _verified(
     tolerance = default_tolerance(original.model)
     try:
         found = verify(masked, grouped, tolerance=tolerance, seed=seed, shapes=original.given_shapes, inner=inner)
-        if not found.passed:
-            raise VerifyError(
-                f"the compressed model differs from the masked one by {found.max_rel_error:.1e} of the largest value, over "
-                f"the limit of {found.tolerance:.0e}; nothing was written.",
-                hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it",
-            )
-    except (ModelError, VerifyError) as error:
+    except (ModelError, VerifyError) as error:  # it could not be found out; a difference that was found has no way out
         raise type(error)(str(error), hint=error.hint + WAY_OUT) from error
+    if not found.passed:
+        raise VerifyError(
+            f"the compressed model differs from the masked one by {found.max_rel_error:.1e} of the largest value, over "
+            f"the limit of {found.tolerance:.0e}; nothing was written.",
+            hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it",
+        )
     return found
