@@ -20,6 +20,7 @@ CHANNEL_HINT = 3
 IMAGE_CHANNELS = (1, 3, 4)
 NAMELESS = ("", "?", "*", "-1", "None")  # what exporters write where an axis has no name: two of them need not be the same
 LARGEST_ELEMENTS = 2**31  # of one tensor: 8 GiB in float32
+LARGEST_INPUT = 2**28
 
 
 def free_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -94,6 +95,7 @@ def input_shapes(model: onnx.ModelProto, given: Mapping[str, Shape], *, spatial:
                 dim if dim is not None else sizes[hint.symbol] if hint.symbol else hint.size
                 for dim, hint in zip(declared, own, strict=True)
             )
+    require_affordable(shapes, LARGEST_INPUT)
     return shapes
 
 
@@ -144,12 +146,12 @@ def has_dynamic_axes(model: onnx.ModelProto, given: Mapping[str, Shape]) -> bool
     return any(None in (declared_shape(value) or [])[1:] for value in free_inputs(model) if value.name not in given)
 
 
-def require_affordable(shapes: Mapping[str, Shape]) -> None:
+def require_affordable(shapes: Mapping[str, Shape], most: int = LARGEST_ELEMENTS) -> None:
     """Refuse tensors that no machine has room for: a small file can claim anything."""
     for name, shape in shapes.items():
-        if math.prod(shape) > LARGEST_ELEMENTS:
+        if math.prod(shape) > most:
             raise ModelError(
-                f"the tensor {name!r} would have the shape {'x'.join(map(str, shape))}: more than {LARGEST_ELEMENTS:,} numbers.",
+                f"the tensor {name!r} would have the shape {'x'.join(map(str, shape))}: more than {most:,} numbers.",
                 hint="give a smaller --input-shape if the model allows it; else the file is damaged",
             )
 

@@ -12,16 +12,18 @@ from typing import Any, NoReturn
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from onnx import AttributeProto, TensorProto, TypeProto
+from onnx import AttributeProto, TensorProto, TypeProto, numpy_helper
 from onnx.defs import OpSchema, SchemaError, get_schema
 from onnx.external_data_helper import uses_external_data
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.attributes import integer, integers
 from onnx_gconv.model.constants import STANDARD_DOMAINS
+from onnx_gconv.model.shapes import LARGEST_ELEMENTS
 
 HINT = "the model is malformed: export or download it again"
 DAMAGED = "the file is damaged: export or download it again"
+MOST_AXES = 32
 LARGEST_DIM = 2**40  # what NumPy refuses even where another axis is empty
 SCHEMA_DOMAINS = (*STANDARD_DOMAINS, "ai.onnx.ml")
 # Where a type's numbers are if they are not raw bytes, and how many entries one of them takes.
@@ -131,14 +133,14 @@ class _Check:
         self._where = where
         self._opsets = opsets
         self._called = called
-        self._dims: dict[str, tuple[int, ...]] = {}  # of stored tensors
+        self._tensors: dict[str, onnx.TensorProto] = {}  # that are stored, in graphs around this one too
 
     def graph(self, graph: onnx.GraphProto) -> None:
-        self._dims.update((tensor.name, tuple(tensor.dims)) for tensor in graph.initializer)
         for tensor in graph.initializer:
             if not tensor.name:
                 _refuse(self._where, "an initializer has no name")
             require_tensor(tensor, self._where)
+            self._tensors[tensor.name] = tensor
         for sparse in graph.sparse_initializer:
             self._sparse(sparse)
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -154,12 +156,14 @@ class _Check:
             self._attributes(node)
             self._schema(node)
             if node.op_type == "Constant":
-                self._dims.update((node.output[0], tuple(each.t.dims)) for each in node.attribute if each.name == "value")
+                self._tensors.update((node.output[0], each.t) for each in node.attribute if each.name == "value")
         for node in nodes:
             if node.domain in STANDARD_DOMAINS and (node.domain, node.op_type) not in self._called:
                 self._window(node)
                 if node.op_type == "Slice":
                     self._slice(node)
+                elif node.op_type == "ConstantOfShape":
+                    self._claim(node)
                 elif node.op_type in ("Conv", "ConvTranspose"):
                     self._conv(node)
 
@@ -222,7 +226,7 @@ class _Check:
 
     def _conv(self, node: onnx.NodeProto) -> None:
         groups = integer(node, "group", 1)
-        weight = self._dims.get(node.input[1])
+        weight = self._dims(node.input[1])
         if groups < 1:
             _refuse(self._where, f"{_described(node)}: 'group' is {groups}")
         if weight is None:
@@ -237,16 +241,29 @@ class _Check:
                 self._where,
                 f"{_described(node)}: 'kernel_shape' is {kernel}, and its weight {node.input[1]!r} has the shape {shape}",
             )
-        bias = self._dims.get(node.input[2]) if len(node.input) > 2 else None
+        bias = self._dims(node.input[2]) if len(node.input) > 2 else None
         outputs = weight[0] if node.op_type == "Conv" else weight[1] * groups
         if bias is not None and bias != (outputs,):
             shape = "x".join(map(str, bias))
             _refuse(self._where, f"{_described(node)}: its bias {node.input[2]!r} has the shape {shape}, for {outputs} channels")
 
+    def _claim(self, node: onnx.NodeProto) -> None:
+        """Refuse a tensor of one number that no machine has room for."""
+        told = self._tensors.get(node.input[0])
+        if told is None or len(told.dims) != 1 or told.dims[0] > MOST_AXES or told.data_type != TensorProto.INT64:
+            return
+        shape = numpy_helper.to_array(told).tolist()
+        if any(dim < 0 for dim in shape) or math.prod(shape) > LARGEST_ELEMENTS:
+            _refuse(self._where, f"{_described(node)} claims the shape {'x'.join(map(str, shape))}")
+
+    def _dims(self, name: str) -> tuple[int, ...] | None:
+        return tuple(self._tensors[name].dims) if name in self._tensors else None
+
     def _slice(self, node: onnx.NodeProto) -> None:
         told = {each.name: len(each.ints) for each in node.attribute}
         names = ("starts", "ends", "axes", "steps")
-        told |= {each: self._dims[name][0] for each, name in zip(names, node.input[1:], strict=False) if self._dims.get(name)}
+        stored = {each: self._dims(name) for each, name in zip(names, node.input[1:], strict=False)}
+        told |= {each: dims[0] for each, dims in stored.items() if dims}
         found = {name: told[name] for name in names if name in told}
         if len(set(found.values())) > 1:
             _refuse(self._where, f"{_described(node)} has {' and '.join(f'{count} {name}' for name, count in found.items())}")
@@ -289,7 +306,7 @@ def require_tensor(tensor: onnx.TensorProto, where: str, place: str = "") -> Non
     needed = _bytes_needed(tensor, where, called)
     elements = math.prod(tensor.dims)
     stores = [name for name in ALL_STORES if len(getattr(tensor, name))]
-    if tensor.HasField("raw_data") and (tensor.raw_data or not stores):
+    if tensor.HasField("raw_data"):
         held = len(tensor.raw_data)
         if stores or tensor.data_type == TensorProto.STRING:
             _refuse(where, f"{called} has raw data and {stores[0] if stores else 'is made of strings'}")
