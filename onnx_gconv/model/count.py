@@ -66,7 +66,8 @@ def count(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Sha
         for slot in LEARNED_INPUTS.get(node.op_type, ()):
             if slot < len(node.input) and constants.is_constant(node.input[slot]):
                 origin = constants.origin(node.input[slot])
-                learned[origin] = math.prod(shapes.get(origin, shapes.get(node.input[slot], ())))
+                shape = shapes.get(origin, shapes.get(node.input[slot]))
+                learned[origin] = math.prod(constants.value(origin).shape if shape is None else shape)
         if node.op_type in MULTIPLYING:
             node_macs[node.output[0]] = _macs(node, shapes)
     known = [macs for macs in node_macs.values() if macs is not None]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.attributes import integer
+from onnx_gconv.model.channelwise import PER_CHANNEL
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs
 from onnx_gconv.model.count import CONVS, Count, count
 from onnx_gconv.model.shapes import Shape, infer, require_affordable
@@ -96,25 +97,47 @@ def read(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: Observ
     """
     constants = Constants(model)
     settled = settle_shapes(model, inputs, observe=observe)
-    _require_fitting(model, settled.shapes)
+    _require_fitting(model, constants, settled.shapes)
     counted = count(model, constants, settled.shapes)
     layers, skipped = find_convs(model, constants, counted.node_macs)
     return Network(tuple(layers), tuple(skipped), counted, dict(inputs), settled.shapes, settled.failed_run)
 
 
-def _require_fitting(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
-    """Refuse a Conv whose weight takes another number of channels than it reads."""
+def _require_fitting(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Shape]) -> None:
+    """Refuse a Conv or normalization whose constants are for another number of channels than it reads."""
+
+    def shape_of(name: str) -> Shape | None:
+        try:
+            return constants.value(name).shape if name not in shapes and constants.is_constant(name) else shapes.get(name)
+        except ModelError:  # it cannot be folded, which is told where its value is needed
+            return None
+
     for node in model.graph.node:
-        data, weight = (shapes.get(name, ()) for name in node.input[:2]) if _is_conv(node) else ((), ())
-        if len(data) < 2 or len(weight) < 2:
-            continue
-        groups = integer(node, "group", 1)
-        if len(data) != len(weight) or data[1] != weight[1] * groups:
+        data = shapes.get(node.input[0]) if node.input and node.domain in STANDARD_DOMAINS else None
+        for name in _misfits(node, data, shape_of) if data is not None and len(data) > 1 else ():
             raise ModelError(
-                f"the Conv {node.name or node.output[0]!r} reads {node.input[0]!r} of {'x'.join(map(str, data))}, which its weight "
-                f"{node.input[1]!r} of {'x'.join(map(str, weight))} in {groups} groups does not take.",
+                f"the {node.op_type} {node.name or node.output[0]!r} reads {node.input[0]!r} of {_times(data)}, which "
+                f"does not fit {name!r} of {_times(shape_of(name))}.",
                 hint="the model is malformed, or give another --input-shape",
             )
+
+
+def _misfits(node: onnx.NodeProto, data: Shape, shape_of: Callable[[str], Shape | None]) -> Iterator[str]:
+    """Yield the constants of a node that have other shapes than data of this shape asks for."""
+    for slot in PER_CHANNEL.get(node.op_type, ()):
+        if shape_of(node.input[slot]) not in (None, data[1:2]):
+            yield node.input[slot]
+    weight = shape_of(node.input[1]) if node.op_type == "Conv" else None
+    if weight is not None and len(weight) > 2:
+        groups = integer(node, "group", 1)
+        if len(data) != len(weight) or data[1] != weight[1] * groups or weight[0] % groups:
+            yield node.input[1]
+        if len(node.input) > 2 and node.input[2] and shape_of(node.input[2]) not in (None, weight[:1]):
+            yield node.input[2]
+
+
+def _times(shape: Shape | None) -> str:
+    return "x".join(map(str, shape or ()))
 
 
 @dataclass(frozen=True)

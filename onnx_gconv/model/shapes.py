@@ -168,12 +168,12 @@ def infer(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shap
     for value in structure.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    try:
-        inferred = onnx.shape_inference.infer_shapes(structure, data_prop=True)
-    except Exception:  # inference gives up on a malformed op with several exception types: then nothing is known
-        return {}
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     shapes.update(inputs)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(structure, data_prop=True)
+    except Exception:  # inference gives up on a malformed op with several exception types: then nothing more is known
+        return shapes
     for value in (*inferred.graph.value_info, *inferred.graph.output):
         shape = declared_shape(value)
         # A zero-sized axis is dropped by declared_shape as dynamic: such tensors do not carry channels.

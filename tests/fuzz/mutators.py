@@ -480,16 +480,22 @@ def mutated_arrays(arrays: dict[str, np.ndarray], rng: Rng) -> bytes:
     return changed_bytes(content, rng) if kind == 9 else content
 
 
+HEADERS = (
+    *((b"'shape': (", b"'shape': (9"), (b"'shape': (", b"'shape': (-"), (b"False", b"True"), (b"{", b"("), (b"NUMPY", b"NUMPX")),
+    *(
+        (b"'<f4'", b"'<f9'"),
+        (b"'<f4'", b"'|O'"),
+        (b"'<f4'", b"[('a', '<f4')]"),
+        (b"'descr'", b"'desc'"),
+        (b"\x01\x00", b"\x09\x00"),
+    ),
+)
+
+
 def _other_header(content: bytes, rng: Rng) -> bytes:
     """Return the archive with something wrong in the header of its arrays."""
     file = io.BytesIO()
-    old, new = pick(
-        rng,
-        [
-            (b"'shape': (", b"'shape': (9"), (b"'<f4'", b"'<f9'"), (b"'<f4'", b"'|O'"), (b"'descr'", b"'desc'"), (b"False", b"True"),
-            (b"NUMPY", b"NUMPX"), (b"{", b"("), (b"'shape': (", b"'shape': (-"), (b"'<f4'", b"[('a', '<f4')]"), (b"\x01\x00", b"\x09\x00"),
-        ],
-    )  # fmt: skip
+    old, new = pick(rng, HEADERS)
     with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(file, "w") as target:
         for member in source.namelist():
             target.writestr(member, source.read(member).replace(old, new, 1))

@@ -92,7 +92,7 @@ def _form_parts(exploration: Explored) -> Iterator[Part]:
             "Share of its channels that every space keeps at every budget: the smaller the budget the fewer.",
             "One row for each budget; the fainter the colour the fewer channels stay. × marks spaces that went with their branch.",
         )
-    if any(point.groups for point in exploration.points) or not has_widths:
+    if exploration.layers and (any(point.groups for point in exploration.points) or not has_widths):
         yield element("h3", text("Groups along the depth, for each budget"))
         yield Picture(
             "exploration-groups",
