@@ -96,7 +96,7 @@ def read(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: Observ
     Where shape inference cannot settle the shapes that MACs need, `observe` (a run of the model) is asked.
     """
     constants = Constants(model)
-    settled = settle_shapes(model, inputs, observe=observe)
+    settled = _settle(model, inputs, observe)
     _require_fitting(model, constants, settled.shapes)
     counted = count(model, constants, settled.shapes)
     layers, skipped = find_convs(model, constants, counted.node_macs)
@@ -141,24 +141,28 @@ def _times(shape: Shape | None) -> str:
 
 
 @dataclass(frozen=True)
-class Settled:
+class _Settled:
     """The shapes that are known, and why a run that was to tell the others failed, if it did."""
 
     shapes: dict[str, Shape]
     failed_run: str = ""
 
 
-def settle_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: ObserveShapes | None) -> Settled:
+def settle_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: ObserveShapes | None) -> dict[str, Shape]:
     """Return the shape of every tensor that inference settles at these input shapes, or else a run of the model."""
+    return _settle(model, inputs, observe).shapes
+
+
+def _settle(model: onnx.ModelProto, inputs: Mapping[str, Shape], observe: ObserveShapes | None) -> _Settled:
     shapes = infer(model, inputs)
     require_affordable(shapes)
     missing = [name for node in model.graph.node for name in node.output if name and name not in shapes]
     if not missing or observe is None:
-        return Settled(shapes)
+        return _Settled(shapes)
     try:
-        return Settled(shapes | observe(model, missing, inputs))
+        return _Settled(shapes | observe(model, missing, inputs))
     except ModelError as error:
-        return Settled(shapes, str(error))
+        return _Settled(shapes, str(error))
 
 
 def find_convs(

@@ -23,7 +23,7 @@ from onnx_gconv.model.shapes import LARGEST_ELEMENTS
 
 HINT = "the model is malformed: export or download it again"
 DAMAGED = "the file is damaged: export or download it again"
-MOST_AXES = 32
+MOST_NUMBERS = 32  # of a shape, or the amounts of a Pad
 LARGEST_DIM = 2**40  # what NumPy refuses even where another axis is empty
 SCHEMA_DOMAINS = (*STANDARD_DOMAINS, "ai.onnx.ml")
 # Where a type's numbers are if they are not raw bytes, and how many entries one of them takes.
@@ -120,7 +120,7 @@ def _opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> dict[str,
     result: dict[str, int] = {}
     for entry in imports:
         domain = "" if entry.domain in STANDARD_DOMAINS else entry.domain
-        if entry.version < 1:
+        if not 1 <= entry.version < 2**31:  # what onnx takes
             _refuse(where, f"the version of the opset {domain or 'ai.onnx'!r} is {entry.version}")
         result[domain] = max(entry.version, result.get(domain, 0))
     return result
@@ -148,6 +148,13 @@ class _Check:
         self.nodes(graph.node)
 
     def nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        rules = {
+            "Conv": self._conv,
+            "ConvTranspose": self._conv,
+            "ConstantOfShape": self._claim,
+            "Pad": self._pad,
+            "Slice": self._slice,
+        }
         for node in nodes:
             if not node.op_type:
                 _refuse(self._where, f"the node {node.name or next(iter(node.output), '')!r} has no op type")
@@ -160,12 +167,8 @@ class _Check:
         for node in nodes:
             if node.domain in STANDARD_DOMAINS and (node.domain, node.op_type) not in self._called:
                 self._window(node)
-                if node.op_type == "Slice":
-                    self._slice(node)
-                elif node.op_type == "ConstantOfShape":
-                    self._claim(node)
-                elif node.op_type in ("Conv", "ConvTranspose"):
-                    self._conv(node)
+                if node.op_type in rules:
+                    rules[node.op_type](node)
 
     def _value(self, value: onnx.ValueInfoProto) -> None:
         if not value.name:
@@ -218,10 +221,10 @@ class _Check:
             self.graph(graph)
 
     def _window(self, node: onnx.NodeProto) -> None:
-        """Refuse a Conv or pooling that would divide by a step of nothing."""
-        for name in ("kernel_shape", "strides", "dilations"):
+        """Refuse steps of nothing, which somebody would divide by, and sizes beyond anything, on which ONNX Runtime aborts."""
+        for name, least in (("kernel_shape", 1), ("strides", 1), ("dilations", 1), ("pads", -LARGEST_ELEMENTS)):
             numbers = integers(node, name)
-            if numbers is not None and any(number < 1 for number in numbers):
+            if numbers is not None and not all(least <= number <= LARGEST_ELEMENTS for number in numbers):
                 _refuse(self._where, f"{_described(node)}: {name!r} is {numbers}")
 
     def _conv(self, node: onnx.NodeProto) -> None:
@@ -249,12 +252,22 @@ class _Check:
 
     def _claim(self, node: onnx.NodeProto) -> None:
         """Refuse a tensor of one number that no machine has room for."""
-        told = self._tensors.get(node.input[0])
-        if told is None or len(told.dims) != 1 or told.dims[0] > MOST_AXES or told.data_type != TensorProto.INT64:
-            return
-        shape = numpy_helper.to_array(told).tolist()
+        shape = self._numbers(node.input[0])
         if any(dim < 0 for dim in shape) or math.prod(shape) > LARGEST_ELEMENTS:
             _refuse(self._where, f"{_described(node)} claims the shape {'x'.join(map(str, shape))}")
+
+    def _pad(self, node: onnx.NodeProto) -> None:
+        amounts = self._numbers(node.input[1]) if len(node.input) > 1 else []
+        if any(abs(amount) > LARGEST_ELEMENTS for amount in amounts):
+            _refuse(self._where, f"{_described(node)} pads by {amounts}")
+
+    def _numbers(self, name: str) -> list[int]:
+        """Return a short list of whole numbers that is stored, an empty one for anything else."""
+        told = self._tensors.get(name)
+        if told is None or len(told.dims) != 1 or told.dims[0] > MOST_NUMBERS or told.data_type != TensorProto.INT64:
+            return []
+        numbers: list[int] = numpy_helper.to_array(told).tolist()
+        return numbers
 
     def _dims(self, name: str) -> tuple[int, ...] | None:
         return tuple(self._tensors[name].dims) if name in self._tensors else None

@@ -40,6 +40,6 @@ def load(
     if plan is not None:
         plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))
         needs_shapes = plan.spaces or plan.dropped
-        tensors = settle_shapes(proto, input_shapes(proto, shapes or {}), observe=observe_shapes).shapes if needs_shapes else None
+        tensors = settle_shapes(proto, input_shapes(proto, shapes or {}), observe=observe_shapes) if needs_shapes else None
         hold_masks(module, proto, match(proto, plan, shapes=tensors))
     return module

@@ -40,7 +40,7 @@ class Graphs:
 
     def __init__(self, start: onnx.ModelProto, plan: Plan, shapes: Mapping[str, Shape], *, seed: int) -> None:
         self._shapes, self._seed = shapes, seed
-        tensors = settle_shapes(start, input_shapes(start, shapes), observe=observe_shapes).shapes
+        tensors = settle_shapes(start, input_shapes(start, shapes), observe=observe_shapes)
         self._matched = match(start, plan, shapes=tensors)
         require_trainable(self._matched)
         self._start = settle(start, self._matched.dropped)
