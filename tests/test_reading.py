@@ -179,6 +179,31 @@ def _unequal_slice(model: onnx.ModelProto) -> None:
     model.graph.node.append(onnx.NodeProto(op_type="Slice", input=["c2", "starts", "ends"], output=["part"]))
 
 
+def _no_step(model: onnx.ModelProto) -> None:
+    for name, values in (("starts", [0]), ("ends", [1]), ("axes", [2]), ("steps", [0])):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(values), name))
+    model.graph.node.append(onnx.NodeProto(op_type="Slice", input=["c2", "starts", "ends", "axes", "steps"], output=["part"]))
+
+
+def _no_stride(model: onnx.ModelProto) -> None:
+    conv_of(model).attribute.append(helper.make_attribute("strides", [1, 0]))
+
+
+def _endless_pad(model: onnx.ModelProto) -> None:
+    amounts = np.array([0, 0, 0, 0, 0, 2**63 - 1, 0, 0])
+    model.graph.initializer.append(numpy_helper.from_array(amounts, "amounts"))
+    model.graph.node.append(onnx.NodeProto(op_type="Pad", input=["c2", "amounts"], output=["wide"]))
+
+
+def _other_bias(model: onnx.ModelProto) -> None:
+    conv_of(model).input[2] = "b4"
+
+
+def _other_scale(model: onnx.ModelProto) -> None:
+    inputs = ["c2", "b4", "b4", "b4", "b4"]
+    model.graph.node.append(onnx.NodeProto(op_type="BatchNormalization", input=inputs, output=["normal"]))
+
+
 def _too_many_columns(model: onnx.ModelProto) -> None:
     conv_of(model).input[1] = "w1"  # of 3 channels, where c1 gives 8
 
@@ -207,6 +232,11 @@ def _too_many_columns(model: onnx.ModelProto) -> None:
         (_no_such_output, ["nothing makes the output 'nowhere'"]),
         (_initializer_twice, ["two initializers", "'w2'"]),
         (_unequal_slice, ["the Slice node 'part'", "2 starts and 1 ends"]),
+        (_no_step, ["the Slice node 'part'", "steps [0]"]),
+        (_no_stride, ["the Conv node 'c2'", "'strides' is [1, 0]"]),
+        (_endless_pad, ["the Pad node 'wide'", "9223372036854775807"]),
+        (_other_bias, ["the Conv node 'c2'", "'b4'"]),
+        (_other_scale, ["BatchNormalization", "'normal'", "'b4' of 4"]),
         (_too_many_columns, ["Conv", "'c2'", "'w1'", "3", "8"]),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -382,6 +412,16 @@ def test_quantised_convs_are_counted_and_listed(op_type: str, biases: int, tmp_p
         assert done.code == 1
         assert "all 1 Convs of the model are quantised" in done.err
         assert "start from the float model" in done.err
+
+
+def test_a_conv_of_constants_is_no_layer() -> None:
+    model = from_text(
+        """m (float[1,4,2,2] x) => (y) { a = Conv (data, w)  b = Conv (a, v)  c = Conv (x, v)  y = Add (b, c) }""",
+        data=np.ones((1, 4, 2, 2), np.float32), w=np.eye(4, dtype=np.float32).reshape(4, 4, 1, 1),
+        v=np.arange(16, dtype=np.float32).reshape(4, 4, 1, 1),
+    )  # fmt: skip
+    reasons = {conv.name: conv.reason for conv in onnx_gconv.inspect(model).skipped}
+    assert {name for name, reason in reasons.items() if "what it gives is constant" in reason} == {"a", "b"}
 
 
 # --- dynamic axes ---------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def slices(node: onnx.NodeProto, constants: Constants, rank: int) -> dict[int, t
             count = len(lists[0]) if lists else 0
             default = list(range(count)) if slot == 2 else [1] * count
             lists.append(_integers(name, constants) if name else default)
-    if len(set(map(len, lists))) > 1:
+    if len(set(map(len, lists))) > 1 or 0 in lists[3]:
         return None
     return {axis % rank: (start, end, step) for start, end, axis, step in zip(*lists, strict=True)}
 

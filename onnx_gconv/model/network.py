@@ -248,6 +248,8 @@ def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, i
     def skip(reason: str) -> Skipped:
         return Skipped(name, label, reason)
 
+    if constants.is_constant(name):
+        return skip("it reads no input of the model: what it gives is constant")
     if not constants.is_constant(node.input[1]):
         return skip("its weight is computed at run time")
     if constants.quantised(node.input[1]):

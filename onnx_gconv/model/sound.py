@@ -278,6 +278,9 @@ class _Check:
         stored = {each: self._dims(name) for each, name in zip(names, node.input[1:], strict=False)}
         told |= {each: dims[0] for each, dims in stored.items() if dims}
         found = {name: told[name] for name in names if name in told}
+        steps = self._numbers(node.input[4]) if len(node.input) > 4 else []
+        if 0 in steps:
+            _refuse(self._where, f"{_described(node)} has the steps {steps}")
         if len(set(found.values())) > 1:
             _refuse(self._where, f"{_described(node)} has {' and '.join(f'{count} {name}' for name, count in found.items())}")
 

@@ -136,7 +136,8 @@ def _value(field: Any, model: onnx.ModelProto, rng: Rng) -> Any:
 
 
 def _names(model: onnx.ModelProto) -> list[str]:
-    return [name for node in model.graph.node for name in (*node.input, *node.output)] or ["x"]
+    names = [name for node in model.graph.node for name in (*node.input, *node.output)]
+    return [name for name in names if isinstance(name, str)] or ["x"]  # bytes are what is no text any more
 
 
 def dims(model: onnx.ModelProto, rng: Rng) -> None:
