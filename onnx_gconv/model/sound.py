@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import AttributeProto, TensorProto, TypeProto, numpy_helper
-from onnx.defs import OpSchema, SchemaError, get_schema
+from onnx.defs import OpSchema, SchemaError, get_all_schemas, get_schema
 from onnx.external_data_helper import uses_external_data
 
 from onnx_gconv.errors import ModelError
@@ -305,7 +305,12 @@ class _Check:
                 if not name and parameter.option == OpSchema.FormalParameterOption.Single:
                     _refuse(self._where, f"{_described(node)} has nothing as {parameter.name!r}, one of its {kind}")
         given = {attribute.name: attribute.type for attribute in node.attribute}
-        for name, formal_attribute in _formal_attributes(schema).items():
+        known = _formal_attributes(schema)
+        for name in given:
+            # Those of a newer opset than ours may have attributes that we do not know.
+            if name not in known and not name.startswith("__") and self._opsets[domain] <= _newest(domain):
+                _refuse(self._where, f"{_described(node)} has the attribute {name!r}, which its op does not know")
+        for name, formal_attribute in known.items():
             if name not in given and formal_attribute.required:
                 _refuse(self._where, f"{_described(node)} has no attribute {name!r}")
             wanted_type = formal_attribute.type.value
@@ -397,6 +402,12 @@ def _find_schema(op_type: str, version: int, domain: str) -> OpSchema | None:
         return get_schema(op_type, version, domain)
     except SchemaError:
         return None
+
+
+@cache
+def _newest(domain: str) -> int:
+    """Return the newest version of an opset that we know."""
+    return max((schema.since_version for schema in get_all_schemas() if schema.domain == domain), default=0)
 
 
 @cache
