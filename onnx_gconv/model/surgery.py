@@ -111,8 +111,8 @@ class Surgery:
             and all(node.attrs[key] is attributes[key] for key in attributes)
         ):
             return origin
-        names = [[tensor.name for tensor in side] for side in (node.inputs, node.outputs)]
-        proto: onnx.NodeProto = onnx.helper.make_node(node.op, *names, name=node.name, domain=node.domain or "")
+        inputs, outputs = ([tensor.name for tensor in side] for side in (node.inputs, node.outputs))
+        proto: onnx.NodeProto = onnx.helper.make_node(node.op, inputs, outputs, name=node.name, domain=node.domain or "")
         # What is as it was is copied: of an empty list, say, nobody could tell the type.
         kept = {attribute.name: attribute for attribute in origin.attribute} if origin is not None else {}
         for key, value in sorted(node.attrs.items()):

@@ -75,7 +75,7 @@ def exploration_section(exploration: Explored, results: Results) -> Section:
 
 def _form_parts(exploration: Explored) -> Iterator[Part]:
     """Yield which forms each budget has chosen, and where."""
-    has_widths = any(point.widths for point in exploration.points)
+    has_widths = bool(exploration.spaces) and any(point.widths for point in exploration.points)
     if has_widths and exploration.before_macs:
         yield element("h3", text("Forms of each budget"))
         yield Picture(
@@ -240,7 +240,7 @@ def _accuracies(exploration: Explored) -> tuple[str, dict[str, dict[str, float]]
 
 def _points_table(exploration: Explored, title: str, accuracies: dict[str, dict[str, float]], marks: Sequence[Mark]) -> Html:
     made = {mark.point: mark.name for mark in marks}
-    has_widths = any(point.widths for point in exploration.points)
+    has_widths = bool(exploration.spaces) and any(point.widths for point in exploration.points)
     has_ranks = any(point.low_rank for point in exploration.points)
     forms = (*["narrowed", "dropped"] * has_widths, *["factored"] * has_ranks, "grouped")
     rows = [
