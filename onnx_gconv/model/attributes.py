@@ -23,8 +23,10 @@ def integers(node: onnx.NodeProto, name: str) -> list[int] | None:
 
 
 def clip_range(node: onnx.NodeProto, constants: Constants) -> tuple[float, float] | None:
-    """Return a Clip's least and largest value; None if one is not constant."""
+    """Return a Clip's least and largest value; None if one is not constant, or not one number."""
     if any(name and not constants.is_constant(name) for name in node.input[1:3]):
+        return None
+    if any(constants.value(name).ndim for name in node.input[1:3] if name):
         return None
     low, high = (floating(node, name, default) for name, default in (("min", -math.inf), ("max", math.inf)))
     bounds = [float(constants.value(name)) if name else None for name in [*node.input[1:3], "", ""][:2]]
