@@ -86,8 +86,17 @@ def run(active: ort.InferenceSession, feeds: Feeds, outputs: Sequence[str] | Non
         shapes = ", ".join(f"{name} {'x'.join(map(str, value.shape))}" for name, value in feeds.items())
         raise ModelError(
             f"ONNX Runtime cannot run the model on inputs {shapes}: {_first_line(error)}",
-            hint="give a shape the model accepts with --input-shape",
+            hint=_what_to_give(active),
         ) from error
+
+
+def _what_to_give(active: ort.InferenceSession) -> str:
+    """Return which inputs another shape can be given for, and what they declare."""
+    declared = {value.name: [dim if isinstance(dim, int) else "?" for dim in value.shape] for value in active.get_inputs()}
+    wishes = [f"{name}={'x'.join(map(str, dims))}" for name, dims in declared.items() if "?" in dims]
+    if not wishes:
+        return "the model fixes the shapes of all its inputs: check that it runs in ONNX Runtime at all"
+    return f"give a shape that the model accepts, with numbers for the ?: --input-shape {' '.join(wishes)}"
 
 
 def random_feeds(model: onnx.ModelProto, shapes: Mapping[str, Shape], rng: np.random.Generator) -> Feeds:
@@ -97,7 +106,7 @@ def random_feeds(model: onnx.ModelProto, shapes: Mapping[str, Shape], rng: np.ra
         element = value.type.tensor_type.elem_type
         if value.name not in shapes or not element:
             raise ModelError(
-                f"input {value.name!r} has no known shape and type.", hint="give it with --input-shape NAME=1x3x224x224"
+                f"input {value.name!r} has no known shape and type.", hint=f"give it with --input-shape {value.name}=1x3x224x224"
             )
         if element == onnx.TensorProto.STRING:
             feeds[value.name] = np.full(shapes[value.name], "a", dtype=object)
@@ -148,15 +157,12 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 
 
 def observe_shapes(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return the shapes that these tensors really have in a run at these input shapes; none if it cannot run."""
+    """Return the shapes that these tensors really have in a run at these input shapes."""
     shapes: dict[str, Shape] = {}
-    try:
-        feeds = random_feeds(model, inputs, np.random.default_rng(0))
-        for start in range(0, len(names), TENSORS_A_RUN):
-            results = run(session(with_outputs(model, names[start : start + TENSORS_A_RUN])), feeds)
-            shapes |= {name: value.shape for name, value in results.items() if isinstance(value, np.ndarray)}
-    except ModelError:
-        return {}
+    feeds = random_feeds(model, inputs, np.random.default_rng(0))
+    for start in range(0, len(names), TENSORS_A_RUN):
+        results = run(session(with_outputs(model, names[start : start + TENSORS_A_RUN])), feeds)
+        shapes |= {name: value.shape for name, value in results.items() if isinstance(value, np.ndarray)}
     return shapes
 
 

@@ -9,10 +9,12 @@ from typing import TypeVar
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from onnx_gconv.errors import VerifyError
+from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.shapes import Shape, free_inputs
-from onnx_gconv.model.shell import shell
+from onnx_gconv.model.shell import is_large, shell
 from onnx_gconv.runtime import Feeds, Output, feed_batches, lean_session, release_freed_memory, run, with_outputs
 
 Order = NDArray[np.int64]
@@ -163,20 +165,22 @@ def verify(
     samples: int = SAMPLES,
     shapes: Mapping[str, Shape] | None = None,
     inner: Mapping[str, Order | None] | None = None,
+    orders: Mapping[str, Order] | None = None,
 ) -> Verification:
     """Return how far the second model is from the first over all outputs.
 
     `inner` names tensors that both models compute, with the order in which the second has their channels (None: the same).
     They are compared instead of outputs that cannot tell: labels and indices, which flip on a tie, and outputs that are all
     zero or NaN on these inputs; and beside outputs that agree to the last bit, as a saturated softmax does whatever came
-    before it. Where, with `inner`, an output differs that is a Sigmoid or the like in both, what goes into it is compared instead:
-    on noise a detector's scores may all be 1e-6, and rounding far before them looks like a difference. Without, outputs decide:
-    who compares two models of his own asks for these.
+    before it. With `inner`, of an output that is a Sigmoid or the like in both, what goes into it is compared instead: on noise a
+    detector's scores may all be 1e-6, so that rounding looks like a difference, or all 1, so that nothing does. `orders` are those
+    in which the second model has the channels of any tensor, where they are other ones. Without, outputs decide: who compares two
+    models of his own asks for these.
     """
     how = Sampling(seed, samples, shapes or {})
     result = Verification(samples, tolerance, _differences(first, second, how))
     if inner is not None:
-        result = _before_saturation(first, second, how, result, inner)
+        result = _before_saturation(first, second, how, result, orders or {})
     undecided = [name for name, d in result.outputs.items() if d.inconclusive or d.max_rel == float("inf")]
     if inner and (undecided or result.max_abs_error == 0):
         outputs = {name: d for name, d in result.outputs.items() if name not in undecided}
@@ -194,44 +198,76 @@ def verify(
 
 
 def _before_saturation(
-    first: ModelOrMaker, second: ModelOrMaker, how: Sampling, result: Verification, inner: Mapping[str, Order | None]
+    first: ModelOrMaker, second: ModelOrMaker, how: Sampling, result: Verification, orders: Mapping[str, Order]
 ) -> Verification:
-    """Return the outcome with what goes into a Sigmoid or the like in place of what comes out, for outputs that differ.
+    """Return the outcome with what goes into a Sigmoid or the like in place of what comes out.
 
-    Both models have the very same nodes from there on, so that equal numbers going in are proof enough, and a better one.
+    Both models have the very same nodes from there on, but for a Gather that brings the channels back into their order, so that
+    equal numbers going in are proof enough, and a better one: scores that are all 1, or all 1e-7, tell nothing of what is before.
     """
-    beyond = [name for name, d in result.outputs.items() if result.tolerance < d.max_rel < math.inf]
-    if not beyond:
-        return result
-    ends = [_ends(shell(each() if callable(each) else each)) for each in (first, second)]
-    sources = {name: ends[0][name] for name in beyond if ends[0].get(name) and ends[0].get(name) == ends[1].get(name)}
-    before = {source.tensor: inner.get(source.tensor) for source in sources.values()}
+    one, other = (_ends(shell(each() if callable(each) else each)) for each in (first, second))
+    tensors = {name: one[name].tensor for name in result.outputs if _is_same_end(name, one, other, orders)}
+    before = {tensor: orders.get(tensor) for tensor in tensors.values()}
     found = _differences(first, second, how, before) if before else {}
-    told = {name: found[sources[name].tensor] if name in sources else d for name, d in result.outputs.items()}
+    told = {
+        name: found[tensors[name]] if name in tensors and not found[tensors[name]].inconclusive else difference
+        for name, difference in result.outputs.items()
+    }
     return Verification(result.samples, result.tolerance, told)
 
 
 @dataclass(frozen=True)
 class _End:
-    """How an output comes out of what goes into its saturating activation: from which tensor, by which nodes."""
+    """How an output comes out of what goes into its saturating activation: from which tensor, by which nodes, in which order."""
 
     tensor: str
-    nodes: tuple[bytes, ...]
+    nodes: tuple[tuple[str, ...], ...]
+    gathered: tuple[int, ...] = ()  # the places that a Gather on the way takes
+
+
+def _is_same_end(name: str, first: Mapping[str, _End], second: Mapping[str, _End], orders: Mapping[str, Order]) -> bool:
+    """Return whether an output comes out of the same tensor in the same way in both, each channel in its place."""
+    one, other = first.get(name), second.get(name)
+    if one is None or other is None or one.gathered or (one.tensor, one.nodes) != (other.tensor, other.nodes):
+        return False
+    order = orders.get(one.tensor)
+    if order is None:
+        return not other.gathered
+    # The second has channel order[i] at place i, and takes those places that undo it.
+    places = order[list(other.gathered)] if other.gathered else order
+    return len(places) == len(order) and bool((places == np.arange(len(order))).all())
 
 
 def _ends(structure: onnx.ModelProto) -> dict[str, _End]:
     """Return the ends of the outputs that have one."""
     makers = {name: node for node in structure.graph.node for name in node.output if name}
+    constants = {tensor.name: tensor for tensor in structure.graph.initializer}
     found = {}
     for output in structure.graph.output:
-        name, nodes = output.name, list[bytes]()
-        while name in makers and makers[name].op_type in MOVING:
-            nodes.append(makers[name].SerializeToString(deterministic=True))
-            name = makers[name].input[0]
+        name, nodes, gathered = output.name, list[tuple[str, ...]](), tuple[int, ...]()
+        while name in makers and (makers[name].op_type in MOVING or (not gathered and _is_gather(makers[name], constants))):
+            node = makers[name]
+            if node.op_type == "Gather":
+                gathered = tuple(numpy_helper.to_array(constants[node.input[1]]).tolist())
+            else:
+                nodes.append(_way(node))
+            name = node.input[0]
         if name in makers and makers[name].op_type in SATURATING:
-            nodes.append(makers[name].SerializeToString(deterministic=True))
-            found[output.name] = _End(makers[name].input[0], tuple(nodes))
+            found[output.name] = _End(makers[name].input[0], (*nodes, _way(makers[name])), gathered)
     return found
+
+
+def _way(node: onnx.NodeProto) -> tuple[str, ...]:
+    """Return what a node does, whatever its data and its result are called."""
+    return (node.domain, node.op_type, *node.input[1:], *(str(each) for each in sorted(node.attribute, key=lambda each: each.name)))
+
+
+def _is_gather(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
+    """Return whether a node takes channels at places that are known here."""
+    if node.op_type != "Gather" or node.input[1] not in constants or integer(node, "axis", 0) != 1:
+        return False
+    places = constants[node.input[1]]
+    return not is_large(places) and len(places.dims) == 1
 
 
 def _differences(

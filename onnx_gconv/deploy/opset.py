@@ -43,6 +43,8 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 def _lower(node: onnx.NodeProto, newer: int, older: int, constants: Constants) -> str:
     """Change a node to its older form; return what stands in the way, or nothing."""
+    if not onnx.defs.has(node.op_type, newer, ""):
+        return "ONNX has no such op"
     if not onnx.defs.has(node.op_type, older, ""):
         return f"it exists only from opset {_first_version(node.op_type)} on"
     new, old = (onnx.defs.get_schema(node.op_type, version, "") for version in (newer, older))

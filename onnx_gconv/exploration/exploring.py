@@ -27,7 +27,7 @@ from onnx_gconv.model.widths import Space
 from onnx_gconv.pipeline.extras import require_torch
 from onnx_gconv.pipeline.facts import Facts, measure
 from onnx_gconv.pipeline.job import Job
-from onnx_gconv.pipeline.original import Original, open_original, tell_counts
+from onnx_gconv.pipeline.original import Original, open_original, require_float, tell_counts
 from onnx_gconv.pipeline.planned import Solved
 from onnx_gconv.pipeline.planning import plan_within
 from onnx_gconv.pipeline.recovering import guide_of, open_samples
@@ -101,6 +101,7 @@ def explore(
         raise UsageError(f"explore makes points in processes of their own: name the model by its path, not {type(model).__name__}")
     original = open_original(model, settings.input_shape)
     tell_counts(original, listener)
+    require_float(original.network)
     samples = open_samples(original, settings)
     if settings.eval is not None:  # what is wrong with it is told before any work
         open_data(settings.eval, original.model, preprocessing=settings.preprocessing)

@@ -23,8 +23,10 @@ def integers(node: onnx.NodeProto, name: str) -> list[int] | None:
 
 
 def clip_range(node: onnx.NodeProto, constants: Constants) -> tuple[float, float] | None:
-    """Return a Clip's least and largest value; None if one is not constant."""
+    """Return a Clip's least and largest value; None if one is not constant, or not one number."""
     if any(name and not constants.is_constant(name) for name in node.input[1:3]):
+        return None
+    if any(constants.value(name).ndim for name in node.input[1:3] if name):
         return None
     low, high = (floating(node, name, default) for name, default in (("min", -math.inf), ("max", math.inf)))
     bounds = [float(constants.value(name)) if name else None for name in [*node.input[1:3], "", ""][:2]]
@@ -67,6 +69,8 @@ def slices(node: onnx.NodeProto, constants: Constants, rank: int) -> dict[int, t
             count = len(lists[0]) if lists else 0
             default = list(range(count)) if slot == 2 else [1] * count
             lists.append(_integers(name, constants) if name else default)
+    if len(set(map(len, lists))) > 1 or 0 in lists[3]:
+        return None
     return {axis % rank: (start, end, step) for start, end, axis, step in zip(*lists, strict=True)}
 
 

@@ -1,5 +1,6 @@
 """What of a graph is constant, and its value: initializers, Constant nodes, Identity, and what folds."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,6 +15,10 @@ from onnx_gconv.errors import ModelError
 
 QUANTISING = frozenset({"DequantizeLinear", "QuantizeLinear"})
 RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+# A computed constant may have so many numbers, and so many times those that the model stores.
+FOLDED_FREELY = 2**24
+FOLDED_TO_STORED = 4
+SMALL_ELEMENTS = 1024  # what may be a shape, axes or repeats, on which a size depends
 STANDARD_DOMAINS = ("", "ai.onnx")
 
 
@@ -131,21 +136,55 @@ class Constants:
 
     def _fold(self, name: str) -> NDArray[np.generic]:
         wanted = {node.output[0] for node in self._upstream(name)}
-        nodes = [node for node in self._model.graph.node if node.output and node.output[0] in wanted]
-        inputs = {tensor for node in nodes for tensor in node.input}
-        graph = onnx.helper.make_graph(
-            nodes,
-            "fold",
-            [],
-            [onnx.helper.make_empty_tensor_value_info(name)],
-            [self._tensors[tensor] for tensor in sorted(inputs & self._tensors.keys())],
-        )
-        piece = onnx.helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=self._model.ir_version)
+        values: dict[str, NDArray[np.generic]] = {"": np.zeros(0)}
         try:
-            return np.asarray(next(iter(ReferenceEvaluator(piece).run([name], {}))))
+            for node in self._model.graph.node:
+                if node.output[0] in wanted:
+                    own = {
+                        each: values[each] if each in values else numpy_helper.to_array(self._tensors[each]) for each in node.input
+                    }
+                    values |= self._computed(node, own)
+            return values[name]
+        except ModelError:
+            raise
         except Exception as error:  # the evaluator raises whatever NumPy or its op raised
             why = " ".join(str(error).split())[:200]  # some tell the whole graph
             raise ModelError(f"the constant {name!r} cannot be folded: {why}.", hint="simplify the model first") from error
+
+    def _computed(self, node: onnx.NodeProto, inputs: dict[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        """Return the results of one node, after a look at how large they will be: a few bytes may claim gigabytes."""
+        small = [numpy_helper.from_array(value, name) for name, value in inputs.items() if name and value.size <= SMALL_ELEMENTS]
+        graph = onnx.helper.make_graph(
+            [node],
+            "fold",
+            [
+                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+                for name, value in inputs.items()
+                if name
+            ],
+            [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
+            small,
+        )
+        piece = onnx.helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=self._model.ir_version)
+        inferred = onnx.shape_inference.infer_shapes(piece, data_prop=True)
+        for value in inferred.graph.output:
+            size = math.prod(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+            if size > self._most_folded:
+                raise ModelError(
+                    f"the constant {value.name!r} that the {node.op_type} node {node.name or node.output[0]!r} computes would have "
+                    f"{size:,} numbers, far more than the file holds.",
+                    hint="simplify the model first if it is meant so; else the file is damaged",
+                )
+        del graph.initializer[:]
+        feeds = {each: value for each, value in inputs.items() if each}
+        names = [each for each in node.output if each]
+        return dict(zip(names, map(np.asarray, ReferenceEvaluator(piece).run(names, feeds)), strict=True))
+
+    @cached_property
+    def _most_folded(self) -> int:
+        """How many numbers a computed constant may have."""
+        stored: int = sum(math.prod(tensor.dims) for tensor in self._tensors.values())
+        return FOLDED_FREELY + FOLDED_TO_STORED * stored
 
 
 def _foldable(node: onnx.NodeProto) -> bool:

@@ -2,7 +2,8 @@
 
 Parameters are the learned tensors: weights and biases of Conv, ConvTranspose, Gemm and MatMul, scale and bias of
 normalisations, slopes of PRelu, weights of recurrent layers; a tensor that several nodes read counts once. Running
-statistics are not learned. MACs are those of Conv, ConvTranspose, Gemm and MatMul; FLOPs = 2 x MACs, as in the paper.
+statistics are not learned. MACs are those of Conv, ConvTranspose, Gemm and MatMul, quantised and fused ones too; FLOPs = 2 x MACs,
+as in the paper.
 """
 
 import math
@@ -18,7 +19,12 @@ from onnx_gconv.model.shapes import Shape
 LEARNED_INPUTS: dict[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2),
     "Conv": (1, 2),
+    "ConvInteger": (1,),
     "ConvTranspose": (1, 2),
+    "DeformConv": (1, 3),
+    "FusedConv": (1, 2),
+    "FusedGemm": (1, 2),
+    "FusedMatMul": (0, 1),
     "GRU": (1, 2, 3),
     "Gemm": (1, 2),
     "GroupNormalization": (1, 2),
@@ -26,10 +32,17 @@ LEARNED_INPUTS: dict[str, tuple[int, ...]] = {
     "LSTM": (1, 2, 3),
     "LayerNormalization": (1, 2),
     "MatMul": (0, 1),
+    "MatMulInteger": (0, 1),
+    "NhwcFusedConv": (1, 2),
     "PRelu": (1,),
+    "QLinearConv": (3, 8),
+    "QLinearMatMul": (0, 3),
     "RNN": (1, 2, 3),
 }
-MULTIPLYING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+# Ops of a Conv's arithmetic, and the input that the weight is.
+CONVS = {"Conv": 1, "ConvInteger": 1, "DeformConv": 1, "FusedConv": 1, "NhwcFusedConv": 1, "QLinearConv": 3}
+PRODUCTS = {"FusedGemm": 1, "FusedMatMul": 1, "Gemm": 1, "MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
+MULTIPLYING = CONVS | PRODUCTS | {"ConvTranspose": 1}
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,8 @@ def count(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Sha
         for slot in LEARNED_INPUTS.get(node.op_type, ()):
             if slot < len(node.input) and constants.is_constant(node.input[slot]):
                 origin = constants.origin(node.input[slot])
-                learned[origin] = math.prod(shapes.get(origin, shapes.get(node.input[slot], ())))
+                shape = shapes.get(origin, shapes.get(node.input[slot]))
+                learned[origin] = math.prod(constants.value(origin).shape if shape is None else shape)
         if node.op_type in MULTIPLYING:
             node_macs[node.output[0]] = _macs(node, shapes)
     known = [macs for macs in node_macs.values() if macs is not None]
@@ -61,14 +75,16 @@ def count(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Sha
 
 
 def _macs(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
-    data, weight, result = (shapes.get(name) for name in (node.input[0], node.input[1], node.output[0]))
+    slot = MULTIPLYING[node.op_type]
+    data, weight, result = (shapes.get(name) for name in (node.input[0], "".join(node.input[slot : slot + 1]), node.output[0]))
     if result is None or (weight is None and node.op_type != "Gemm"):
         return None
-    if node.op_type == "Conv":
+    if node.op_type in CONVS:
         return math.prod(result) * math.prod(weight[1:]) if weight else None
-    if data is None:
+    if not data:
         return None
     if node.op_type == "ConvTranspose":
         return math.prod(data) * math.prod(weight[1:]) if weight else None
-    inner = data[0] if node.op_type == "Gemm" and integer(node, "transA", 0) else data[-1]
+    # Of a transposed product the inner axis is the one before the last.
+    inner = data[-2 if len(data) > 1 and integer(node, "transA", 0) else -1]
     return math.prod(result) * inner

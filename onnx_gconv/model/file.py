@@ -1,7 +1,6 @@
 """Model files: load with every failure as one sentence, save with external data where it is needed."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,14 +10,13 @@ from onnx.external_data_helper import load_external_data_for_model, uses_externa
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.files import data_file, require_output
+from onnx_gconv.model.constants import inner_graphs
+from onnx_gconv.model.fused import unfused
+from onnx_gconv.model.order import in_order
+from onnx_gconv.model.sound import require_located, require_sound, require_texts
 from onnx_gconv.model.stream import serialised
 from onnx_gconv.staging import settle, staged
 
-# Inputs and outputs that a node has at least; others have one output.
-LEAST_ARITY = {"Conv": (2, 1), "ConvTranspose": (2, 1), "Gemm": (2, 1), "MatMul": (2, 1)}
-PACKED = frozenset(
-    getattr(onnx.TensorProto, name) for name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2") if hasattr(onnx.TensorProto, name)
-)
 # Protobuf refuses messages of 2 GiB; leave room for what is not tensor data.
 LARGEST_MESSAGE_BYTES = 2**31 - 2**24
 LEAST_BYTES_APART = 1024  # of a tensor whose data goes into a file of its own, as with onnx
@@ -53,6 +51,8 @@ def load_with_data_files(path: Path) -> tuple[onnx.ModelProto, tuple[Path, ...]]
     # Protobuf reads many a stray file as an empty message.
     if not model.graph.node or not model.opset_import:
         raise ModelError(f"'{path}' holds no ONNX graph with nodes.", hint="export or download it again")
+    require_texts(model, f"'{path}'")
+    require_located(_tensors(model.graph), f"'{path}'")
     external = _external_files(model)
     try:
         load_external_data_for_model(model, str(path.parent))
@@ -62,8 +62,8 @@ def load_with_data_files(path: Path) -> tuple[onnx.ModelProto, tuple[Path, ...]]
             f"{str(error).splitlines()[0]}",
             hint="put the data file beside the model, under the name it had when it was exported",
         ) from error
-    _require_sound(model, f"'{path}'")
-    return model, tuple(path.parent / name for name in external)
+    require_sound(model, f"'{path}'")
+    return unfused(in_order(model, f"'{path}'")), tuple(path.parent / name for name in external)
 
 
 def data_files(path: Path) -> tuple[Path, ...]:
@@ -71,13 +71,19 @@ def data_files(path: Path) -> tuple[Path, ...]:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
-    except (OSError, DecodeError):
+        require_texts(model, f"'{path}'")
+        require_located(_tensors(model.graph), f"'{path}'")
+    except (OSError, DecodeError, ModelError):
         return ()
     return tuple(path.parent / name for name in _external_files(model))
 
 
-def require_complete(model: onnx.ModelProto) -> None:
-    """Refuse a model in memory that has no graph, is malformed, or whose weights are still in a file."""
+def complete(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model in memory as it would be read from a file, itself where that is the same.
+
+    One that has no graph, is malformed, or whose weights are still in a file is refused.
+    """
+    require_texts(model, "the model")
     if not model.graph.node or not model.opset_import:
         raise ModelError("the model holds no ONNX graph with nodes.", hint="load it with onnx.load")
     external = _external_files(model)
@@ -85,38 +91,8 @@ def require_complete(model: onnx.ModelProto) -> None:
         raise ModelError(
             f"the model's weights are still in the file {external[0]!r}.", hint="load it with its external data, or give its path"
         )
-    _require_sound(model, "the model")
-
-
-def _require_sound(model: onnx.ModelProto, where: str) -> None:
-    """Refuse graphs that no runtime would take, so that nothing after this has to think of them."""
-    made: set[str] = set()
-    for node in model.graph.node:
-        twice = made & set(node.output) - {""}
-        if twice:
-            raise ModelError(f"{where}: two nodes make the tensor {min(twice)!r}.", hint="the graph is malformed: export it again")
-        made.update(node.output)
-        inputs, outputs = LEAST_ARITY.get(node.op_type, (0, 1))
-        if node.domain in ("", "ai.onnx") and (len(node.input) < inputs or len(node.output) < outputs):
-            name = node.name or (node.output[0] if node.output else "")
-            raise ModelError(
-                f"{where}: the {node.op_type} node {name!r} has {len(node.input)} inputs and {len(node.output)} outputs.",
-                hint="the graph is malformed: export it again",
-            )
-    for tensor in _tensors(model.graph):
-        try:
-            size = math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        except KeyError as error:
-            raise ModelError(
-                f"{where}: the tensor {tensor.name!r} has the unknown type {tensor.data_type}.",
-                hint="update onnx, or export it again",
-            ) from error
-        # Types of less than a byte are packed; every other one has exactly this size.
-        if tensor.raw_data and len(tensor.raw_data) < size and tensor.data_type not in PACKED:
-            raise ModelError(
-                f"{where}: the tensor {tensor.name!r} needs {size:,} bytes and holds {len(tensor.raw_data):,}.",
-                hint="the file is damaged: export or download it again",
-            )
+    require_sound(model, "the model")
+    return unfused(in_order(model, "the model"))
 
 
 def _external_files(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -140,8 +116,9 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
-            if attribute.HasField("g"):
-                yield from _tensors(attribute.g)
+            yield from attribute.tensors
+        for inner in inner_graphs(node):
+            yield from _tensors(inner)
 
 
 def sha256(path: Path) -> str:

@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.attributes import integer
+from onnx_gconv.model.channelwise import PER_CHANNEL
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs
-from onnx_gconv.model.count import Count, count
-from onnx_gconv.model.shapes import Shape, infer
+from onnx_gconv.model.count import CONVS, Count, count
+from onnx_gconv.model.shapes import Shape, infer, require_affordable
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+QUANTISED_WEIGHT = "its weight is quantised (QuantizeLinear/DequantizeLinear)"
+QUANTISED_CONVS = frozenset({"ConvInteger", "QLinearConv"})
 ObserveShapes = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Shape]], dict[str, Shape]]
 
 
@@ -75,6 +78,7 @@ class Network:
     count: Count
     input_shapes: Mapping[str, Shape]
     shapes: Mapping[str, Shape]  # of every tensor that could be settled at these input shapes
+    failed_run: str = ""  # why a run that was to settle shapes failed, if it did
 
     def as_dict(self) -> dict[str, object]:
         """Return it for JSON."""
@@ -92,19 +96,73 @@ def read(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: Observ
     Where shape inference cannot settle the shapes that MACs need, `observe` (a run of the model) is asked.
     """
     constants = Constants(model)
-    shapes = settle_shapes(model, inputs, observe=observe)
-    counted = count(model, constants, shapes)
+    settled = _settle(model, inputs, observe)
+    _require_fitting(model, constants, settled.shapes)
+    counted = count(model, constants, settled.shapes)
     layers, skipped = find_convs(model, constants, counted.node_macs)
-    return Network(tuple(layers), tuple(skipped), counted, dict(inputs), shapes)
+    return Network(tuple(layers), tuple(skipped), counted, dict(inputs), settled.shapes, settled.failed_run)
+
+
+def _require_fitting(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Shape]) -> None:
+    """Refuse a Conv or normalization whose constants are for another number of channels than it reads."""
+
+    def shape_of(name: str) -> Shape | None:
+        try:
+            return constants.value(name).shape if name not in shapes and constants.is_constant(name) else shapes.get(name)
+        except ModelError:  # it cannot be folded, which is told where its value is needed
+            return None
+
+    for node in model.graph.node:
+        data = shapes.get(node.input[0]) if node.input and node.domain in STANDARD_DOMAINS else None
+        for name in _misfits(node, data, shape_of) if data is not None and len(data) > 1 else ():
+            raise ModelError(
+                f"the {node.op_type} {node.name or node.output[0]!r} reads {node.input[0]!r} of {_times(data)}, which "
+                f"does not fit {name!r} of {_times(shape_of(name))}.",
+                hint="the model is malformed, or give another --input-shape",
+            )
+
+
+def _misfits(node: onnx.NodeProto, data: Shape, shape_of: Callable[[str], Shape | None]) -> Iterator[str]:
+    """Yield the constants of a node that have other shapes than data of this shape asks for."""
+    for slot in PER_CHANNEL.get(node.op_type, ()):
+        if shape_of(node.input[slot]) not in (None, data[1:2]):
+            yield node.input[slot]
+    weight = shape_of(node.input[1]) if node.op_type == "Conv" else None
+    if weight is not None and len(weight) > 2:
+        groups = integer(node, "group", 1)
+        if len(data) != len(weight) or data[1] != weight[1] * groups or weight[0] % groups:
+            yield node.input[1]
+        if len(node.input) > 2 and node.input[2] and shape_of(node.input[2]) not in (None, weight[:1]):
+            yield node.input[2]
+
+
+def _times(shape: Shape | None) -> str:
+    return "x".join(map(str, shape or ()))
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """The shapes that are known, and why a run that was to tell the others failed, if it did."""
+
+    shapes: dict[str, Shape]
+    failed_run: str = ""
 
 
 def settle_shapes(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: ObserveShapes | None) -> dict[str, Shape]:
     """Return the shape of every tensor that inference settles at these input shapes, or else a run of the model."""
+    return _settle(model, inputs, observe).shapes
+
+
+def _settle(model: onnx.ModelProto, inputs: Mapping[str, Shape], observe: ObserveShapes | None) -> _Settled:
     shapes = infer(model, inputs)
+    require_affordable(shapes)
     missing = [name for node in model.graph.node for name in node.output if name and name not in shapes]
-    if missing and observe is not None:
-        shapes |= observe(model, missing, inputs)
-    return shapes
+    if not missing or observe is None:
+        return _Settled(shapes)
+    try:
+        return _Settled(shapes | observe(model, missing, inputs))
+    except ModelError as error:
+        return _Settled(shapes, str(error))
 
 
 def find_convs(
@@ -123,6 +181,8 @@ def find_convs(
                 layers.append(found)
             else:
                 skipped.append(found)
+        elif node.op_type in CONVS:
+            skipped.append(Skipped(node.output[0], node.name or node.output[0], _why_other(node)))
         skipped += _inside(node)
     bias_slots = {(layer.name, 2) for layer in layers}
     layers = [
@@ -134,9 +194,15 @@ def find_convs(
                 f"{function.name}:{node.output[0]}", node.name or node.output[0], f"it is inside the function {function.name!r}"
             )
             for node in function.node
-            if _is_conv(node)
+            if node.op_type in CONVS
         ]
     return layers, skipped
+
+
+def is_quantised_throughout(skipped: Sequence[Skipped]) -> bool:
+    """Return whether these are Convs, and all of them quantised."""
+    reasons = {QUANTISED_WEIGHT, *map(_is_quantised, QUANTISED_CONVS)}
+    return bool(skipped) and all(conv.reason in reasons for conv in skipped)
 
 
 def layer_weight(constants: Constants, layer: Layer) -> NDArray[np.generic]:
@@ -154,10 +220,23 @@ def _is_conv(node: onnx.NodeProto) -> bool:
     return node.op_type == "Conv" and node.domain in STANDARD_DOMAINS
 
 
+def _why_other(node: onnx.NodeProto) -> str:
+    """Return why a Conv that is not ONNX's plain one stays as it is."""
+    if node.op_type in QUANTISED_CONVS:
+        return _is_quantised(node.op_type)
+    if node.op_type == "FusedConv":
+        return "what it is fused with is not known (FusedConv)"
+    return f"it is a {node.op_type} of {node.domain or 'ai.onnx'}, not a plain Conv"
+
+
+def _is_quantised(op_type: str) -> str:
+    return f"it is quantised ({op_type})"
+
+
 def _inside(node: onnx.NodeProto) -> Iterator[Skipped]:
     for graph in inner_graphs(node):
         for inner in graph.node:
-            if _is_conv(inner):
+            if inner.op_type in CONVS:
                 where = f"it is inside the {node.op_type} node {node.name or node.output[0]!r}"
                 yield Skipped(inner.output[0], inner.name or inner.output[0], where)
             yield from _inside(inner)
@@ -169,10 +248,12 @@ def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, i
     def skip(reason: str) -> Skipped:
         return Skipped(name, label, reason)
 
+    if constants.is_constant(name):
+        return skip("it reads no input of the model: what it gives is constant")
     if not constants.is_constant(node.input[1]):
         return skip("its weight is computed at run time")
     if constants.quantised(node.input[1]):
-        return skip("its weight is quantised (QuantizeLinear/DequantizeLinear)")
+        return skip(QUANTISED_WEIGHT)
     if len(node.input) > 2 and node.input[2] and not constants.is_constant(node.input[2]):
         return skip("its bias is computed at run time")
     try:

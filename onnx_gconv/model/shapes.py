@@ -1,6 +1,8 @@
 """The shape of every tensor at one fixed input shape."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx
 
@@ -15,6 +17,10 @@ ShapeLike = str | Sequence[str] | Sequence[int] | Mapping[str, Sequence[int]]
 BATCH_HINT = 1
 SPATIAL_HINT = 224
 CHANNEL_HINT = 3
+IMAGE_CHANNELS = (1, 3, 4)
+NAMELESS = ("", "?", "*", "-1", "None")  # what exporters write where an axis has no name: two of them need not be the same
+LARGEST_ELEMENTS = 2**31  # of one tensor: 8 GiB in float32
+LARGEST_INPUT = 2**28
 
 
 def free_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -70,23 +76,63 @@ def parse_input_shapes(texts: list[str], model: onnx.ModelProto) -> dict[str, Sh
 
 
 def input_shapes(model: onnx.ModelProto, given: Mapping[str, Shape], *, spatial: int = SPATIAL_HINT) -> dict[str, Shape]:
-    """Return a fixed shape for each input: as given, else as declared with hints for its dynamic axes."""
+    """Return a fixed shape for each input: as given, else as declared with hints for its dynamic axes.
+
+    A name is one size everywhere: as given for one input, the batch if it is an axis of samples somewhere, else the first hint.
+    """
+    sizes: dict[str, int] = {}
+    hints = [hint for value in free_inputs(model) for hint in _hints(value, model, given, spatial)]
+    for hint in sorted(hints, key=lambda hint: hint.rank):
+        sizes.setdefault(hint.symbol, hint.size)
     shapes = {}
     for value in free_inputs(model):
         declared = declared_shape(value)
         if value.name in given:
             shapes[value.name] = given[value.name]
         elif declared is not None:
+            own = _hints(value, model, given, spatial)
             shapes[value.name] = tuple(
-                _hint(axis, len(declared), spatial) if dim is None else dim for axis, dim in enumerate(declared)
+                dim if dim is not None else sizes[hint.symbol] if hint.symbol else hint.size
+                for dim, hint in zip(declared, own, strict=True)
             )
+    require_affordable(shapes, LARGEST_INPUT)
     return shapes
 
 
-def _hint(axis: int, rank: int, spatial: int) -> int:
-    if axis == 0:
-        return BATCH_HINT
-    return CHANNEL_HINT if axis == 1 and rank >= 4 else spatial
+@dataclass(frozen=True)
+class _Hint:
+    """What an axis would be by itself; the lower its rank, the more it has to say on others of its name."""
+
+    symbol: str  # "" for an axis without a name
+    size: int
+    rank: int
+
+
+def _hints(value: onnx.ValueInfoProto, model: onnx.ModelProto, given: Mapping[str, Shape], spatial: int) -> list[_Hint]:
+    dims = value.type.tensor_type.shape.dim
+    channels = len(dims) - 1 if _is_channels_last(value, model) else 1
+    result = []
+    for axis, dim in enumerate(dims):
+        symbol = "" if dim.dim_param in NAMELESS else dim.dim_param
+        if value.name in given and len(given[value.name]) == len(dims):
+            result.append(_Hint(symbol, given[value.name][axis], 0))
+        elif axis == 0:
+            result.append(_Hint(symbol, BATCH_HINT, 1 if len(dims) > 1 else 3))
+        else:
+            result.append(_Hint(symbol, CHANNEL_HINT if axis == channels and len(dims) >= 4 else spatial, 2))
+    return result
+
+
+def _is_channels_last(value: onnx.ValueInfoProto, model: onnx.ModelProto) -> bool:
+    """Return whether an image has its channels on the last axis: it has so many there, or is transposed before anything else."""
+    declared = declared_shape(value) or []
+    if len(declared) < 4 or declared[1] is not None:
+        return False
+    if declared[-1] in IMAGE_CHANNELS:
+        return True
+    first = next((node for node in model.graph.node if value.name in node.input), None)
+    perm = next((list(each.ints) for each in first.attribute if each.name == "perm"), []) if first is not None else []
+    return first is not None and first.op_type == "Transpose" and perm[:2] == [0, len(declared) - 1]
 
 
 def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
@@ -98,6 +144,16 @@ def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
 def has_dynamic_axes(model: onnx.ModelProto, given: Mapping[str, Shape]) -> bool:
     """Return whether any axis but the batch is dynamic and not given: then MACs rest on a hint."""
     return any(None in (declared_shape(value) or [])[1:] for value in free_inputs(model) if value.name not in given)
+
+
+def require_affordable(shapes: Mapping[str, Shape], most: int = LARGEST_ELEMENTS) -> None:
+    """Refuse tensors that no machine has room for: a small file can claim anything."""
+    for name, shape in shapes.items():
+        if math.prod(shape) > most:
+            raise ModelError(
+                f"the tensor {name!r} would have the shape {'x'.join(map(str, shape))}: more than {most:,} numbers.",
+                hint="give a smaller --input-shape if the model allows it; else the file is damaged",
+            )
 
 
 def infer(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -112,12 +168,12 @@ def infer(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shap
     for value in structure.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    try:
-        inferred = onnx.shape_inference.infer_shapes(structure, data_prop=True)
-    except Exception:  # inference gives up on a malformed op with several exception types: then nothing is known
-        return {}
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     shapes.update(inputs)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(structure, data_prop=True)
+    except Exception:  # inference gives up on a malformed op with several exception types: then nothing more is known
+        return shapes
     for value in (*inferred.graph.value_info, *inferred.graph.output):
         shape = declared_shape(value)
         # A zero-sized axis is dropped by declared_shape as dynamic: such tensors do not carry channels.

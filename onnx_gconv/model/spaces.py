@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from onnx_gconv.errors import ModelError
 from onnx_gconv.model.attributes import axes, integer, pads, slices
 from onnx_gconv.model.axes import Atoms, Axis
 from onnx_gconv.model.channelwise import ELEMENTWISE, PER_CHANNEL, REDUCING, UNARY
@@ -67,6 +68,7 @@ def find_spaces(model: onnx.ModelProto, constants: Constants, shapes: Mapping[st
         for graph in inner_graphs(node):
             for name in outer_reads(graph):
                 walk.pin(name)
+    walk.require_fitting(model)
     atoms = walk.atoms
     axes = {name: Axis(atoms.expand(axis.atoms), axis.repeat) for name, axis in walk.axes.items()}
     measuring = Measuring(model, constants, shapes, axes, walk.blocked)
@@ -125,6 +127,20 @@ class _Walk:
                 self.pin(name)
             for name in node.output:
                 self.fresh(name, pinned=True)
+
+    def require_fitting(self, model: onnx.ModelProto) -> None:
+        """Refuse a constant that has another number of channels than the tensor whose channels it follows."""
+        nodes = {node.output[0]: node for node in model.graph.node}
+        for tie in self.ties:
+            node, axis = nodes[tie.node], self.axes[tie.tensor]
+            shape = self._shape(node.input[tie.slot])
+            channels = self.atoms.length(axis.atoms) * axis.repeat
+            if shape is not None and shape[tie.dim : tie.dim + 1] != (channels,):
+                raise ModelError(
+                    f"the {node.op_type} {node.name or tie.node!r} has {channels} channels at {tie.tensor!r}, which does not fit "
+                    f"{node.input[tie.slot]!r} of {'x'.join(map(str, shape))}.",
+                    hint="the model is malformed: export it again",
+                )
 
     def fresh(self, name: str, *, pinned: bool = False) -> bool:
         """Give a tensor an axis of its own; False if it has no known channels."""

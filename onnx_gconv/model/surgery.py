@@ -111,14 +111,13 @@ class Surgery:
             and all(node.attrs[key] is attributes[key] for key in attributes)
         ):
             return origin
-        proto: onnx.NodeProto = onnx.helper.make_node(
-            node.op,
-            [tensor.name for tensor in node.inputs],
-            [tensor.name for tensor in node.outputs],
-            name=node.name,
-            domain=node.domain or "",
-            **node.attrs,
-        )
+        inputs, outputs = ([tensor.name for tensor in side] for side in (node.inputs, node.outputs))
+        proto: onnx.NodeProto = onnx.helper.make_node(node.op, inputs, outputs, name=node.name, domain=node.domain or "")
+        # What is as it was is copied: of an empty list, say, nobody could tell the type.
+        kept = {attribute.name: attribute for attribute in origin.attribute} if origin is not None else {}
+        for key, value in sorted(node.attrs.items()):
+            is_kept = key in kept and key in attributes and value is attributes[key]
+            proto.attribute.append(kept[key] if is_kept else onnx.helper.make_attribute(key, value))
         if origin is not None:
             proto.doc_string = origin.doc_string
             proto.metadata_props.extend(origin.metadata_props)

@@ -12,7 +12,7 @@ from onnx_gconv.pipeline.facts import measure
 from onnx_gconv.pipeline.forecasting import tell_time
 from onnx_gconv.pipeline.in_time import Chooser
 from onnx_gconv.pipeline.job import Job
-from onnx_gconv.pipeline.original import ModelLike, Original, open_original, tell_counts
+from onnx_gconv.pipeline.original import ModelLike, Original, open_original, require_float, tell_counts
 from onnx_gconv.pipeline.planned import Planned
 from onnx_gconv.pipeline.planning import feasible_plans
 from onnx_gconv.pipeline.quantised import quantised_of
@@ -112,6 +112,7 @@ def _opened(model: ModelLike, settings: Settings, listener: Listener) -> tuple[O
         require_torch("--criterion taylor")
     original = open_original(model, settings.input_shape)
     tell_counts(original, listener)
+    require_float(original.network)
     return original, open_samples(original, settings)
 
 

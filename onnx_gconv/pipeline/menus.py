@@ -91,7 +91,7 @@ def menu_of(model: onnx.ModelProto, network: Network, spaces: Spaces, offer: Off
     menu = Menu(rows, tuple(products), together)
     params, macs, latency_ns = menu.dense
     # What is not in a product stays; shared constants may make the products count more than there is.
-    fixed = max(0, network.count.params - params)
+    fixed = max(0, network.count.params - params) + sum(counting.copied(node) for node in model.graph.node)
     rest_ns = 0 if watch is None else round(watch.times.dense_ms * 1e6) - latency_ns
     return replace(menu, fixed_params=fixed, fixed_macs=(network.count.macs or 0) - macs, fixed_latency_ns=rest_ns)
 
@@ -118,6 +118,20 @@ class _Counting:
     def products(self, node: onnx.NodeProto) -> Sequence[Product]:
         """Return what a node has that may change."""
         return [product for slot in LEARNED_INPUTS.get(node.op_type, ()) if (product := self._product(node, slot)) is not None]
+
+    def copied(self, node: onnx.NodeProto) -> int:
+        """Return how many numbers of a node are its own once something that it works on is narrowed, and shared until then.
+
+        Fitting and training want a bias that is its own, also of a Conv that only reads the space.
+        """
+        if not any(atom in self._place for name in (*node.input, *node.output) for atom in self._atoms(name)):
+            return 0
+        slots = [slot for slot in LEARNED_INPUTS.get(node.op_type, ()) if (node.output[0], slot) in self._ties]
+        origins = [self._constants.origin(node.input[slot]) for slot in slots if self._product(node, slot) is None]
+        return sum(self._constants.value(origin).size for origin in origins if len(self._constants.readers(origin)) > 1)
+
+    def _atoms(self, tensor: str) -> tuple[int, ...]:
+        return self._spaces.axes[tensor].atoms if tensor in self._spaces.axes else ()
 
     def _product(self, node: onnx.NodeProto, slot: int) -> Product | None:
         name = node.output[0]

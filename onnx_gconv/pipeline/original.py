@@ -9,11 +9,11 @@ from typing import Protocol
 
 import onnx
 
-from onnx_gconv.errors import UsageError
+from onnx_gconv.errors import ModelError, UsageError
 from onnx_gconv.listener import Listener
-from onnx_gconv.model.file import digest_of, load_with_data_files, require_complete, sha256
+from onnx_gconv.model.file import complete, digest_of, load_with_data_files, sha256
 from onnx_gconv.model.listed import delisted, listed_initializers
-from onnx_gconv.model.network import Network, read
+from onnx_gconv.model.network import Network, is_quantised_throughout, read
 from onnx_gconv.model.shapes import Shape, ShapeLike, given_shapes, has_dynamic_axes, input_shapes
 from onnx_gconv.runtime import installation_conflict, observe_shapes
 
@@ -68,7 +68,7 @@ def open_original(model: ModelLike, input_shape: ShapeLike = ()) -> Original:
         proto = model if isinstance(model, onnx.ModelProto) else getattr(model, "model", None)
         if not isinstance(proto, onnx.ModelProto):
             raise UsageError(f"a model is a path, an onnx.ModelProto or a result of ours, not {type(model).__name__}")
-        require_complete(proto)
+        proto = complete(proto)
         return Original(delisted(proto), None, (), given_shapes(input_shape, proto), len(listed_initializers(proto)))
     path = Path(model)
     loaded, data_files = load_with_data_files(path)
@@ -88,7 +88,23 @@ def tell_counts(original: Original, listener: Listener) -> None:
     if has_dynamic_axes(original.model, original.given_shapes):
         listener.note(f"note: MACs are counted at {shapes_text(original.network.input_shapes)}; --input-shape sets another size")
     if original.network.count.macs is None:
-        listener.warn("the MACs of some nodes are not known: neither shape inference nor a run settles their shapes")
+        listener.warn(f"the MACs of some nodes are not known: {why_unknown(original.network)}")
+
+
+def why_unknown(network: Network) -> str:
+    """Return why there are shapes that are not known."""
+    if network.failed_run:
+        return f"shape inference does not settle their shapes, and a trial run failed: {network.failed_run}"
+    return "neither shape inference nor a run settles their shapes"
+
+
+def require_float(network: Network) -> None:
+    """Refuse a model that is quantised throughout."""
+    if not network.layers and is_quantised_throughout(network.skipped):
+        raise ModelError(
+            f"all {len(network.skipped)} Convs of the model are quantised already.",
+            hint="start from the float model; --precision int8 quantises the result",
+        )
 
 
 def shapes_text(shapes: Mapping[str, Shape]) -> str:

@@ -8,11 +8,13 @@ import onnx
 
 from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
+from onnx_gconv.model.shapes import dynamic_inputs
 from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, layer_ns, option_table, table_menu
 from onnx_gconv.pipeline.coupling import solve_jointly
 from onnx_gconv.pipeline.forms import Forms, find_forms, grouped, grouping_of, ranked, untouched
 from onnx_gconv.pipeline.gathers import GatheredSides, SharedSides, gathered_sides, with_all_gathers
 from onnx_gconv.pipeline.job import Job
+from onnx_gconv.pipeline.original import why_unknown
 from onnx_gconv.pipeline.planned import Planned, Solved
 from onnx_gconv.pipeline.refusing import nothing_to_group, with_advice
 from onnx_gconv.pipeline.settings import GathersName
@@ -173,9 +175,10 @@ def resolve_budget(job: Job) -> Budget:
     for name in limits.keys() & wholes.keys():
         whole = wholes[name]
         if whole is None:
+            wishes = " ".join(f"--input-shape {name}=…" for name in dynamic_inputs(job.original.model))
             raise BudgetError(
-                "the MACs of this model are not known: neither shape inference nor a run settles every shape.",
-                hint="give --input-shape, or budget parameters with --max-params",
+                f"the MACs of this model are not known: {why_unknown(job.original.network)}".rstrip(".") + ".",
+                hint=f"{f'give {wishes}, or ' if wishes else ''}budget parameters with --max-params",
             )
         resolved[name] = limits[name].of(whole)
     latency = limits.get("max_latency_ms")

@@ -1,6 +1,6 @@
 """A plan carried out with its check: the masked and the written model, verified to be one function."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,7 +65,7 @@ def rewrite(
     verification = None
     if settings.verify:
         inner = {name: placement.read.get(name) for name in matched.changed_in(make_grouped())}
-        verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, seed=settings.seed)
+        verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, placement.read, seed=settings.seed)
     else:
         listener.warn("not verified: --no-verify was given")
     grouped = make_grouped()
@@ -98,19 +98,21 @@ def _verified(
     masked: Callable[[], onnx.ModelProto],
     grouped: Callable[[], onnx.ModelProto],
     inner: dict[str, Order | None],
+    orders: Mapping[str, Order],
     *,
     seed: int,
 ) -> Verification:
     """Return the outcome. The compressed model is made when the masked one has run and is gone: memory is dear."""
     tolerance = default_tolerance(original.model)
     try:
-        found = verify(masked, grouped, tolerance=tolerance, seed=seed, shapes=original.given_shapes, inner=inner)
-        if not found.passed:
-            raise VerifyError(
-                f"the compressed model differs from the masked one by {found.max_rel_error:.1e} of the largest value, over "
-                f"the limit of {found.tolerance:.0e}; nothing was written.",
-                hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it",
-            )
-    except (ModelError, VerifyError) as error:
+        shapes = original.given_shapes
+        found = verify(masked, grouped, tolerance=tolerance, seed=seed, shapes=shapes, inner=inner, orders=orders)
+    except (ModelError, VerifyError) as error:  # it could not be found out; a difference that was found has no way out
         raise type(error)(str(error), hint=error.hint + WAY_OUT) from error
+    if not found.passed:
+        raise VerifyError(
+            f"the compressed model differs from the masked one by {found.max_rel_error:.1e} of the largest value, over "
+            f"the limit of {found.tolerance:.0e}; nothing was written.",
+            hint="a model that amplifies rounding, or a bug of onnx-gconv: please report it",
+        )
     return found

@@ -68,6 +68,8 @@ def read_exploration(path: Path) -> Explored:
     by = top.string("by")
     if by not in ("macs", "params"):
         raise top.wrong(f"'by' is {by!r}, not macs or params", MALFORMED.remedy)
+    if not top.items("points"):
+        raise top.wrong("'points' is empty", MALFORMED.remedy)
     return Explored(
         model=top.string("model"),
         source_sha256=top.string("source_sha256"),

@@ -75,7 +75,7 @@ def exploration_section(exploration: Explored, results: Results) -> Section:
 
 def _form_parts(exploration: Explored) -> Iterator[Part]:
     """Yield which forms each budget has chosen, and where."""
-    has_widths = any(point.widths for point in exploration.points)
+    has_widths = bool(exploration.spaces) and any(point.widths for point in exploration.points)
     if has_widths and exploration.before_macs:
         yield element("h3", text("Forms of each budget"))
         yield Picture(
@@ -92,7 +92,7 @@ def _form_parts(exploration: Explored) -> Iterator[Part]:
             "Share of its channels that every space keeps at every budget: the smaller the budget the fewer.",
             "One row for each budget; the fainter the colour the fewer channels stay. × marks spaces that went with their branch.",
         )
-    if any(point.groups for point in exploration.points) or not has_widths:
+    if exploration.layers and (any(point.groups for point in exploration.points) or not has_widths):
         yield element("h3", text("Groups along the depth, for each budget"))
         yield Picture(
             "exploration-groups",
@@ -240,7 +240,7 @@ def _accuracies(exploration: Explored) -> tuple[str, dict[str, dict[str, float]]
 
 def _points_table(exploration: Explored, title: str, accuracies: dict[str, dict[str, float]], marks: Sequence[Mark]) -> Html:
     made = {mark.point: mark.name for mark in marks}
-    has_widths = any(point.widths for point in exploration.points)
+    has_widths = bool(exploration.spaces) and any(point.widths for point in exploration.points)
     has_ranks = any(point.low_rank for point in exploration.points)
     forms = (*["narrowed", "dropped"] * has_widths, *["factored"] * has_ranks, "grouped")
     rows = [
