@@ -7,6 +7,7 @@ import numpy as np
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer
 from onnx_gconv.model.spaces import Spaces, find_spaces
+from onnx_gconv.model.transposed import CONVOLVING
 from onnx_gconv.pipeline.choosing import Candidates, Reasons
 from onnx_gconv.pipeline.gathers import SIDES, SharedSides
 from onnx_gconv.pipeline.importances import layer_importance
@@ -78,7 +79,7 @@ def solve_jointly(
     progress = job.listener.phase("solving")
     constants = Constants(model)
     spaces = find_spaces(model, constants, network.shapes)
-    sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Conv"}
+    sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type in CONVOLVING}
     layers = [layer for layer in network.layers if layer.name in allowed and layer.groups == 1]
     grouped = (layer for layer in network.layers if layer.name in allowed and layer.groups > 1)
     skipped.update({layer.name: "its groups cannot be coupled with others'" for layer in grouped})
