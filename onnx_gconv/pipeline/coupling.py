@@ -95,7 +95,10 @@ def solve_jointly(
     progress(0, 1, "all layers together")
     most = settings.groups or max((max(allowed[name]) for name in terms), default=1)
     starts = 2 ** (2 + settings.effort)
-    levels = solve_coupled(sites.sites, list(terms.values()), most_groups=most, seed=settings.seed, starts=starts)
+
+    levels = solve_coupled(
+        sites.sites, list(terms.values()), most_groups=most, seed=settings.seed, only=settings.groups, starts=starts
+    )
     progress(1, 1, "all layers together")
     groupings: Groupings = {}
     candidates: Candidates = {}
