@@ -10,6 +10,7 @@ from tiny import from_text
 import onnx_gconv
 from onnx_gconv.pipeline.settings import GathersName
 from onnx_gconv.solve.coupled import SharedAxis, Term, largest_factor, prime_factors, solve_coupled
+from onnx_gconv.verification import verify
 
 
 def block_matrix(rng: np.random.Generator, outs: np.ndarray, ins: np.ndarray) -> np.ndarray:
@@ -111,5 +112,42 @@ def test_any_common_divisor_without_a_gather(gathers: GathersName, channels: int
 def test_a_budget_is_met_with_channels_that_cannot_be_halved() -> None:
     result = onnx_gconv.compress(stream_of(27), max_macs=0.4, gathers="none")
     assert {layer.groups for layer in result.plan.layers} <= {3, 9, 27}
+    assert result.report["budget_met"]
+    assert "Gather" not in [node.op_type for node in result.model.graph.node]
+
+
+def joined(*, first: int, second: int, outs: int) -> onnx.ModelProto:
+    """Return two Convs of one input, what they give joined, and a Conv that reads that; both are also read alone."""
+    rng = np.random.default_rng(1)
+    shapes = {"wa": (first, 12, 3, 3), "wb": (second, 12, 1, 1), "wc": (outs, first + second, 3, 3), "wd": (outs, outs, 1, 1)}
+    return from_text(
+        """m (float[1,3,8,8] x) => (float[1,N,8,8] y, float[1,M,8,8] z) {
+            s0 = Conv (x, ws)  s = Relu (s0)
+            a0 = Conv <pads = [1, 1, 1, 1]> (s, wa)  a = Relu (a0)  b = Conv (s, wb)
+            j = Concat <axis = 1> (a, b)  k = Relu (j)
+            c0 = Conv <pads = [1, 1, 1, 1]> (k, wc)  c = Relu (c0)  d = Conv (c, wd)  y0 = Relu (d)
+            y = Conv (y0, we)  z = Conv (a, wf) }""",
+        **{name: rng.standard_normal(shape) / 5 for name, shape in shapes.items()},
+        ws=rng.standard_normal((12, 3, 1, 1)),
+        we=rng.standard_normal((5, outs, 1, 1)),
+        wf=rng.standard_normal((7, first, 1, 1)),
+    )
+
+
+@pytest.mark.parametrize(("first", "second", "outs", "groups"), [(8, 8, 16, 4), (8, 16, 12, 6), (12, 6, 18, 3), (8, 4, 24, 2)])
+def test_convs_that_read_a_concat_take_part_without_a_gather(first: int, second: int, outs: int, groups: int) -> None:
+    model = joined(first=first, second=second, outs=outs)
+    result = onnx_gconv.compress(model, groups=groups, gathers="none", exclude="^[yz]$")
+    assert {layer.name: layer.groups for layer in result.plan.layers}["c0"] == groups
+    assert "Gather" not in [node.op_type for node in result.model.graph.node]
+    assert result.rewritten.verification is not None
+    assert result.rewritten.verification.passed
+    masked = onnx_gconv.mask(model, result.plan).model
+    assert verify(masked, result.model, tolerance=1e-5, seed=3).passed
+
+
+@pytest.mark.parametrize("share", [0.7, 0.5, 0.35])
+def test_a_budget_over_a_concat_needs_no_gather(share: float) -> None:
+    result = onnx_gconv.compress(joined(first=16, second=8, outs=24), max_macs=share, gathers="none")
     assert result.report["budget_met"]
     assert "Gather" not in [node.op_type for node in result.model.graph.node]

@@ -40,6 +40,10 @@ class _SharedAxes:
         self._in_place = spaces.pinned | {
             atom for name in spaces.blocked for tensor in (sources[name], name) if (atom := only_atom(spaces, tensor)) is not None
         }
+        # Groups of what a Concat joins lie side by side only if all that it joins stays in place.
+        self._joined = {source for layer in layers if (source := sources[layer.name]) in spaces.axes and _is_joined(spaces, source)}
+        joined = {atom for tensor in self._joined for atom in spaces.axes[tensor].atoms}
+        self._in_place |= joined if share_all else set()
         # A space that one Conv writes and one reads lies inside a block; a residual stream has more of them.
         self._streams = {atom for atom, count in users.items() if count > 2}
 
@@ -48,15 +52,17 @@ class _SharedAxes:
         tensor = self._sources[layer.name] if side == "in" else layer.name
         channels = layer.in_channels if side == "in" else layer.out_channels
         atom = only_atom(self._spaces, tensor)
+        if atom is None and self._share_all:
+            return self._common(tensor, SharedAxis(channels, fixed=True)) if tensor in self._joined else None
         if atom is None:
-            return None if self._share_all else self._site((layer.name, side), SharedAxis(channels))
+            return self._site((layer.name, side), SharedAxis(channels))
         if atom in self._in_place and self._share_all:
             return self._common(atom, SharedAxis(channels, fixed=True))
         if self._share_all or (atom in self._streams and atom not in self._in_place):
             return self._common(atom, SharedAxis(channels))
         return self._site((layer.name, side), SharedAxis(channels))
 
-    def _common(self, atom: int, site: SharedAxis) -> int:
+    def _common(self, atom: int | str, site: SharedAxis) -> int:
         number = self._site((atom,), site)
         self.common.add(number)
         return number
@@ -66,6 +72,12 @@ class _SharedAxes:
             self._by_key[key] = len(self.sites)
             self.sites.append(site)
         return self._by_key[key]
+
+
+def _is_joined(spaces: Spaces, tensor: str) -> bool:
+    """Return whether a tensor has the channels of several others, each channel once."""
+    axis = spaces.axes[tensor]
+    return axis.repeat == 1 and len(axis.atoms) > 1
 
 
 def solve_jointly(
