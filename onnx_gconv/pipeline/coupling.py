@@ -19,11 +19,15 @@ from onnx_gconv.search.orders import SideName
 from onnx_gconv.solve.coupled import Level, SharedAxis, Term, solve_coupled
 from onnx_gconv.solve.grouping import Grouping, canonical, kept_share
 
+JOINED = "it joins channels of several tensors, which cannot be grouped without a Gather"  # unless all of them stay in place
+
 
 class _SharedAxes:
     """The channel axes of a model: who shares a partition with whom."""
 
-    def __init__(self, spaces: Spaces, layers: Sequence[Layer], sources: Mapping[str, str], *, share_all: bool) -> None:
+    def __init__(
+        self, spaces: Spaces, layers: Sequence[Layer], sources: Mapping[str, str], *, share_all: bool, joins: bool
+    ) -> None:
         self.sites: list[SharedAxis] = []
         self.common: set[int] = set()  # sites of atoms: all that read or write one have the same
         self._spaces = spaces
@@ -41,7 +45,9 @@ class _SharedAxes:
             atom for name in spaces.blocked for tensor in (sources[name], name) if (atom := only_atom(spaces, tensor)) is not None
         }
         # Groups of what a Concat joins lie side by side only if all that it joins stays in place.
-        self._joined = {source for layer in layers if (source := sources[layer.name]) in spaces.axes and _is_joined(spaces, source)}
+        self._joined = {
+            source for layer in layers if joins and (source := sources[layer.name]) in spaces.axes and _is_joined(spaces, source)
+        }
         joined = {atom for tensor in self._joined for atom in spaces.axes[tensor].atoms}
         self._in_place |= joined if share_all else set()
         # A space that one Conv writes and one reads lies inside a block; a residual stream has more of them.
@@ -81,7 +87,7 @@ def _is_joined(spaces: Spaces, tensor: str) -> bool:
 
 
 def solve_jointly(
-    job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons
+    job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons, *, joins: bool
 ) -> tuple[Candidates, Groupings, SharedSides]:
     """Return the candidates that a joint solution has, their groupings, and which sides of them have a partition in common.
 
@@ -95,12 +101,12 @@ def solve_jointly(
     layers = [layer for layer in network.layers if layer.name in allowed and layer.groups == 1]
     grouped = (layer for layer in network.layers if layer.name in allowed and layer.groups > 1)
     skipped.update({layer.name: "its groups cannot be coupled with others'" for layer in grouped})
-    sites = _SharedAxes(spaces, layers, sources, share_all=gathers == "none")
+    sites = _SharedAxes(spaces, layers, sources, share_all=gathers == "none", joins=joins)
     terms: dict[str, Term] = {}
     for layer in layers:
         out_site, in_site = sites.of(layer, "out"), sites.of(layer, "in")
         if out_site is None or in_site is None:
-            skipped[layer.name] = "it joins channels of several tensors, which cannot be grouped without a Gather"
+            skipped[layer.name] = JOINED
         else:
             matrix = layer_importance(constants, layer, settings.criterion, job.facts)
             terms[layer.name] = Term(matrix, out_site, in_site)
