@@ -19,7 +19,19 @@ Output = object  # an array, or a list or dict of them for sequences and maps
 
 # Tried in this order for dynamic axes: small first, larger ones for models that pool many times.
 SMALL_SIZES = (64, 32, 128, 224, 256, 320, 512, 640)
-TENSORS_A_RUN = 64  # inner tensors fetched at once, to bound memory
+# What these give has no shape.
+NO_TENSORS = frozenset(
+    {
+        "Optional",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceMap",
+        "SplitToSequence",
+        "ZipMap",
+    }
+)  # fmt: skip
 # What 0 threads stand for: ONNX Runtime's own choice, or this process's share of the cores.
 _share = {"threads": 0}
 QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
@@ -38,9 +50,13 @@ def session(model: onnx.ModelProto, *, threads: int = 0) -> ort.InferenceSession
     return _session(lambda: model, threads=threads, is_lean=False)
 
 
-def lean_session(make: Callable[[], onnx.ModelProto]) -> ort.InferenceSession:
-    """Return a CPU session for a few runs; a large model is made for it, and gone before ONNX Runtime copies the weights."""
-    return _session(make, threads=0, is_lean=True)
+def lean_session(make: Callable[[], onnx.ModelProto], *, holds_little: bool = False) -> ort.InferenceSession:
+    """Return a CPU session for a few runs; a large model is made for it, and gone before ONNX Runtime copies the weights.
+
+    One that holds little lets go of every tensor as soon as it can, and computes shapes as soon as it can: by default all of
+    these would come last, and keep everything.
+    """
+    return _session(make, threads=0, is_lean=True, holds_little=holds_little)
 
 
 def release_freed_memory() -> None:
@@ -51,9 +67,15 @@ def release_freed_memory() -> None:
             trim(0)
 
 
-def _session(make: Callable[[], onnx.ModelProto], *, threads: int, is_lean: bool) -> ort.InferenceSession:
+def _session(
+    make: Callable[[], onnx.ModelProto], *, threads: int, is_lean: bool, holds_little: bool = False
+) -> ort.InferenceSession:
     model = make()
     options = ort.SessionOptions()
+    if holds_little:
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # or changes of layout come in between
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     options.intra_op_num_threads = threads or _share["threads"]
     options.log_severity_level = QUIET
     if not is_large_model(model):
@@ -157,13 +179,23 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 
 
 def observe_shapes(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return the shapes that these tensors really have in a run at these input shapes."""
-    shapes: dict[str, Shape] = {}
-    feeds = random_feeds(model, inputs, np.random.default_rng(0))
-    for start in range(0, len(names), TENSORS_A_RUN):
-        results = run(session(with_outputs(model, names[start : start + TENSORS_A_RUN])), feeds)
-        shapes |= {name: value.shape for name, value in results.items() if isinstance(value, np.ndarray)}
-    return shapes
+    """Return the shapes that these tensors really have in a run at these input shapes.
+
+    The run gives the shapes alone: ONNX Runtime lets go of each tensor when it has been read, so that large ones cost nothing.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    observed = {name: f"{name}::shape" for name in names if makers[name].op_type not in NO_TENSORS}
+
+    def make() -> onnx.ModelProto:
+        result = with_outputs(model, list(observed.values()))
+        result.graph.node.extend(onnx.helper.make_node("Shape", [name], [shape]) for name, shape in observed.items())
+        return result
+
+    try:
+        results = run(lean_session(make, holds_little=True), random_feeds(model, inputs, np.random.default_rng(0)))
+    finally:
+        release_freed_memory()
+    return {name: tuple(np.asarray(results[shape]).tolist()) for name, shape in observed.items()}
 
 
 def installation_conflict() -> str | None:

@@ -24,7 +24,9 @@ ModelOrMaker = onnx.ModelProto | Callable[[], onnx.ModelProto]  # a model, or ho
 # on single fp32 layers, up to some 1e-5 through a hundred of them, and a wrong order gives more than 0.1.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
 SAMPLES = 4
-LAYERS_A_RUN = 16  # inner tensors fetched at once, to bound memory
+LAYERS_A_RUN = 16  # inner tensors fetched at once at first, to bound memory; small ones go in larger batches from then on
+BYTES_A_RUN = 2**27
+MOST_GROWTH = 8  # from one batch to the next: behind small tensors there may be large ones
 SATURATING = ("Sigmoid", "HardSigmoid", "Softmax", "Tanh")
 MOVING = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten")  # change no number
 
@@ -184,8 +186,7 @@ def verify(
     undecided = [name for name, d in result.outputs.items() if d.inconclusive or d.max_rel == float("inf")]
     if inner and (undecided or result.max_abs_error == 0):
         outputs = {name: d for name, d in result.outputs.items() if name not in undecided}
-        for names in batched(inner, LAYERS_A_RUN):
-            outputs |= _differences(first, second, how, {name: inner[name] for name in names})
+        outputs |= _inner_differences(first, second, how, inner)
         result = Verification(samples, tolerance, outputs)
     telling = [d for d in result.outputs.values() if not d.inconclusive]
     if not telling:
@@ -270,10 +271,31 @@ def _is_gather(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) 
     return not is_large(places) and len(places.dims) == 1
 
 
+def _inner_differences(
+    first: ModelOrMaker, second: ModelOrMaker, how: Sampling, inner: Mapping[str, Order | None]
+) -> dict[str, Difference]:
+    """Return the worst difference of each inner tensor: as many at once as memory allows, since each batch loads both models."""
+    found: dict[str, Difference] = {}
+    left, size = list(inner), LAYERS_A_RUN
+    while left:
+        names, left = left[:size], left[size:]
+        differences, held = _compared(first, second, how, {name: inner[name] for name in names})
+        found |= differences
+        size = max(LAYERS_A_RUN, min(MOST_GROWTH * size, len(names) * BYTES_A_RUN // max(held, 1)))
+    return found
+
+
 def _differences(
     first: ModelOrMaker, second: ModelOrMaker, how: Sampling, inner: Mapping[str, Order | None] | None = None
 ) -> dict[str, Difference]:
-    """Return the worst difference of each output, or of each inner tensor. One model after the other: memory is dear."""
+    """Return the worst difference of each output, or of each inner tensor."""
+    return _compared(first, second, how, inner)[0]
+
+
+def _compared(
+    first: ModelOrMaker, second: ModelOrMaker, how: Sampling, inner: Mapping[str, Order | None] | None
+) -> tuple[dict[str, Difference], int]:
+    """Return the worst differences, and how many bytes one model gave. One model after the other: memory is dear."""
     names = None if inner is None else list(inner)
     one = _watch(first, names, how)
     release_freed_memory()
@@ -285,7 +307,8 @@ def _differences(
             order = None if inner is None else inner[name]
             value = expected[name] if order is None else np.take(np.asarray(expected[name]), order, axis=1)
             seen.setdefault(name, []).append(compare(value, found[name]))
-    return {name: worst(differences) for name, differences in seen.items()}
+    held = sum(value.nbytes for result in one.results for value in result.values() if isinstance(value, np.ndarray))
+    return {name: worst(differences) for name, differences in seen.items()}, held
 
 
 def _watch(source: ModelOrMaker, names: Sequence[str] | None, how: Sampling, *, like: Seen | None = None) -> Seen:

@@ -180,7 +180,7 @@ def dense_of_one(model: onnx.ModelProto) -> onnx.ModelProto:
     [
         "b = Conv (r, w2, b2) c = Conv (r, w3, b3) y = Add (b, c)",  # two readers
         "m = Concat <axis = 1> (r, x) b = Conv (m, wide, b2) y = Relu (b)",  # not alone on its axis
-        "y = ConvTranspose (r, w2, b2)",  # the reader is not fitted
+        'y = ConvTranspose <auto_pad = "SAME_UPPER"> (r, w2, b2)',  # the reader is not fitted
     ],
 )
 def test_other_spaces_keep_the_plans_channels(body: str, normal: Normal) -> None:

@@ -13,6 +13,7 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import find_convs, settle_shapes
 from onnx_gconv.model.shapes import Shape, input_shapes
 from onnx_gconv.model.spaces import Spaces, find_spaces
+from onnx_gconv.model.transposed import CONVOLVING
 from onnx_gconv.model.widths import Branch, Widths, find_widths, kept_places
 from onnx_gconv.plans import DroppedBranch, LowRank, Plan, PlannedLayer, PlannedSpace, Totals, from_json
 from onnx_gconv.rewrite.group import carry_out, placement_of
@@ -97,7 +98,7 @@ def random_plan(it: Subject, rng: np.random.Generator, odds: Odds) -> Plan:
             keep = np.sort(rng.choice(space.channels, max(1, int(share * space.channels)), replace=False))
             keeps[space.atom] = keep
             spaces.append(PlannedSpace(space.name, space.channels, tuple(keep.tolist())))
-    sources = {node.output[0]: node.input[0] for node in it.model.graph.node if node.op_type == "Conv"}
+    sources = {node.output[0]: node.input[0] for node in it.model.graph.node if node.op_type in CONVOLVING}
     layers = []
     for layer in find_convs(it.model, it.constants, {})[0]:
         if layer.name in gone or rng.random() >= odds.group:
@@ -114,7 +115,7 @@ def random_plan(it: Subject, rng: np.random.Generator, odds: Odds) -> Plan:
             layers.append(PlannedLayer(layer.name, layer.name, layer.out_channels, layer.in_channels, groups, 0.5, *orders))
     grouped, ranks = {layer.name for layer in layers}, []
     for layer in find_convs(it.model, it.constants, {})[0] if odds.rank else ():
-        is_dense = layer.groups == 1 and it.constants.readers(layer.weight) == {(layer.name, 1)}
+        is_dense = layer.groups == 1 and not layer.is_transposed and it.constants.readers(layer.weight) == {(layer.name, 1)}
         if is_dense and layer.name not in {*gone, *grouped} and rng.random() < odds.rank:
             sides = [(sources[layer.name], layer.in_channels), (layer.name, layer.out_channels)]
             ins, outs = (len(kept_places(it.spaces, name, keeps)) if name in it.spaces.axes else n for name, n in sides)

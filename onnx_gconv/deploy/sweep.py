@@ -281,7 +281,7 @@ def structure_of(model: onnx.ModelProto, network: Network) -> str:
 
 def _shapes(model: onnx.ModelProto, network: Network) -> list[tuple[Layer, LayerShape]]:
     nodes = {node.output[0]: node for node in model.graph.node if node.op_type == "Conv"}
-    found = [(layer, layer_shape(layer, nodes[layer.name], network.shapes)) for layer in network.layers]
+    found = [(layer, layer_shape(layer, nodes[layer.name], network.shapes)) for layer in network.layers if layer.name in nodes]
     return [(layer, shape) for layer, shape in found if shape is not None]
 
 

@@ -46,6 +46,7 @@ class Measuring:
         self._producers = {name: node for node in model.graph.node for name in node.output if name}
         handlers: dict[str, Callable[[onnx.NodeProto], None]] = {
             "Conv": self._conv,
+            "ConvTranspose": self._conv,
             "Pad": self._pad,
             "Reshape": self._reshape,
             "Resize": self._resize,

@@ -14,6 +14,7 @@ from onnx_gconv.model.channelwise import PER_CHANNEL
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs
 from onnx_gconv.model.count import CONVS, Count, count
 from onnx_gconv.model.shapes import Shape, infer, require_affordable
+from onnx_gconv.model.transposed import CONVOLVING, as_filters
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 QUANTISED_WEIGHT = "its weight is quantised (QuantizeLinear/DequantizeLinear)"
@@ -23,7 +24,7 @@ ObserveShapes = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Shape]], 
 
 @dataclass(frozen=True)
 class Layer:
-    """One Conv that could be grouped, named by its output tensor."""
+    """One Conv or ConvTranspose that could be grouped, named by its output tensor."""
 
     name: str
     label: str
@@ -36,6 +37,7 @@ class Layer:
     bias_elsewhere: bool  # whether more than groupable Convs read the bias
     dtype: str
     macs: int | None
+    is_transposed: bool = False  # a ConvTranspose
 
     @property
     def weights(self) -> int:
@@ -171,12 +173,16 @@ def find_convs(
     """Return every Conv of the model in graph order, as a layer or as skipped with the reason."""
     layers: list[Layer] = []
     skipped: list[Skipped] = []
-    weight_slots = {(node.output[0], 1) for node in model.graph.node if _is_conv(node)}
+    # A Conv and a ConvTranspose with one weight would each group it in its own way.
+    weight_slots: dict[str, set[tuple[str, int]]] = {kind: set() for kind in CONVOLVING}
+    for node in model.graph.node:
+        if _is_conv(node):
+            weight_slots[node.op_type].add((node.output[0], 1))
     for node in model.graph.node:
         if _is_conv(node):
             found = _layer(node, constants, node_macs)
-            if isinstance(found, Layer) and not constants.readers(found.weight) <= weight_slots:
-                found = Skipped(found.name, found.label, "its weight is also read by something that is not a Conv")
+            if isinstance(found, Layer) and not constants.readers(found.weight) <= weight_slots[node.op_type]:
+                found = Skipped(found.name, found.label, f"its weight is also read by something that is not a {node.op_type}")
             if isinstance(found, Layer):
                 layers.append(found)
             else:
@@ -206,18 +212,18 @@ def is_quantised_throughout(skipped: Sequence[Skipped]) -> bool:
 
 
 def layer_weight(constants: Constants, layer: Layer) -> NDArray[np.generic]:
-    """Return the layer's weight, refusing NaN and infinity, which no importance can rank."""
+    """Return the layer's weight, (Cout, Cin per group, *kernel), refusing NaN and infinity, which no importance can rank."""
     weight = constants.value(layer.weight)
     if not np.isfinite(weight).all():
         raise ModelError(
             f"the weight {layer.weight!r} of Conv {layer.label!r} holds NaN or infinity.",
             hint="export the model again from a healthy checkpoint",
         )
-    return weight
+    return as_filters(weight, layer.groups) if layer.is_transposed else weight
 
 
 def _is_conv(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Conv" and node.domain in STANDARD_DOMAINS
+    return node.op_type in CONVOLVING and node.domain in STANDARD_DOMAINS
 
 
 def _why_other(node: onnx.NodeProto) -> str:
@@ -264,12 +270,13 @@ def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, i
         return skip(f"its weight has type {weight.dtype.name}")
     if weight.ndim < 3:
         return skip(f"its weight has only {weight.ndim} axes")
-    groups = integer(node, "group", 1)
+    groups, is_transposed = integer(node, "group", 1), node.op_type == "ConvTranspose"
+    whole, of_one_group = weight.shape[:2]
     layer = Layer(
         name=name,
         label=label,
-        out_channels=weight.shape[0],
-        in_channels=weight.shape[1] * groups,
+        out_channels=of_one_group * groups if is_transposed else whole,
+        in_channels=whole if is_transposed else of_one_group * groups,
         kernel=weight.shape[2:],
         groups=groups,
         weight=constants.origin(node.input[1]),
@@ -277,6 +284,7 @@ def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, i
         bias_elsewhere=False,
         dtype=weight.dtype.name,
         macs=node_macs.get(name),
+        is_transposed=is_transposed,
     )
     if layer.groups == layer.in_channels:
         return skip("depthwise: each group has one input channel already" if groups > 1 else "it has one input channel")

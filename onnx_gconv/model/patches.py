@@ -66,6 +66,32 @@ def window_of(conv: onnx.NodeProto, kernel: tuple[int, ...], size: tuple[int, ..
     return Window(kernel, strides, dilations, begins, ends)
 
 
+def spread_window(conv: onnx.NodeProto, kernel: tuple[int, ...]) -> Window | None:
+    """Return how a ConvTranspose moves over its spread input, with its kernels turned round; None if it says its size by itself.
+
+    It is a Conv then: over the input with zeros between its numbers, as many as its strides leave out.
+    """
+    lists = {attribute.name: tuple(attribute.ints) for attribute in conv.attribute}
+    auto = next((attribute.s.decode() for attribute in conv.attribute if attribute.name == "auto_pad"), "NOTSET")
+    ones, zeros = (1,) * len(kernel), (0,) * len(kernel)
+    dilations, pads, more = lists.get("dilations", ones), lists.get("pads", 2 * zeros), lists.get("output_padding", zeros)
+    reach = [(extent - 1) * dilation for extent, dilation in zip(kernel, dilations, strict=True)]
+    begins = tuple(full - pad for full, pad in zip(reach, pads, strict=False))
+    ends = tuple(full - pad + extra for full, pad, extra in zip(reach, pads[len(kernel) :], more, strict=True))
+    is_plain = auto == "NOTSET" and "output_shape" not in lists and min(*begins, *ends) >= 0
+    return Window(kernel, ones, dilations, begins, ends) if is_plain else None
+
+
+def spread(images: NDArray[np.generic], conv: onnx.NodeProto) -> NDArray[np.generic]:
+    """Return the input of a ConvTranspose with zeros between its numbers."""
+    steps = next((tuple(attribute.ints) for attribute in conv.attribute if attribute.name == "strides"), (1,) * (images.ndim - 2))
+    sizes = [(size - 1) * step + 1 for size, step in zip(images.shape[2:], steps, strict=True)]
+    result = np.zeros((*images.shape[:2], *sizes), images.dtype)
+    every = slice(None)
+    result[(every, every, *(slice(None, None, step) for step in steps))] = images
+    return result
+
+
 def patches(images: NDArray[np.generic], window: Window) -> NDArray[np.generic]:
     """Return a view (sample, place..., channel, kernel...) of all patches."""
     rank = len(window.kernel)

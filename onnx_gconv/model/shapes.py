@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import onnx
@@ -170,9 +171,8 @@ def infer(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shap
             value.type.tensor_type.ClearField("shape")
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     shapes.update(inputs)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(structure, data_prop=True)
-    except Exception:  # inference gives up on a malformed op with several exception types: then nothing more is known
+    inferred = _inferred(structure)
+    if inferred is None:
         return shapes
     for value in (*inferred.graph.value_info, *inferred.graph.output):
         shape = declared_shape(value)
@@ -180,3 +180,14 @@ def infer(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shap
         if shape is not None and None not in shape:
             shapes[value.name] = tuple(dim for dim in shape if dim is not None)
     return shapes
+
+
+def _inferred(structure: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Return the model with the shapes that ONNX's inference finds; None if it gives up.
+
+    It does so, with several types of exceptions, on one malformed op, or where it loses its way in computing sizes.
+    """
+    for computing_sizes in (True, False):
+        with suppress(Exception):
+            return onnx.shape_inference.infer_shapes(structure, data_prop=computing_sizes)
+    return None

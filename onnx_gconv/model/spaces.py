@@ -99,7 +99,7 @@ class _Walk:
         self._handlers: dict[str, Callable[[onnx.NodeProto], bool]] = {
             "Concat": self._concat,
             "Conv": self._conv,
-            "ConvTranspose": self._conv_transpose,
+            "ConvTranspose": self._conv,
             "Flatten": self._flatten,
             "Gemm": self._gemm,
             "MatMul": self._matmul,
@@ -223,20 +223,23 @@ class _Walk:
         if weight is None or len(weight) < 3 or source is None or source.repeat != 1 or not self._is_plain(node):
             return False
         groups = integer(node, "group", 1)
-        outs, ins = weight[0], weight[1] * groups
+        # The axis of the weight with all inputs, or all outputs, and that with those of one group.
+        read, written = (0, 1) if node.op_type == "ConvTranspose" else (1, 0)
+        ins, outs = (weight[dim] * (groups if dim == 1 else 1) for dim in (read, written))
         if (self._channels(node.input[0]), self._channels(node.output[0])) != (ins, outs):
             return False
         if groups == ins == outs and groups > 1:  # depthwise
             if not self._same(node.input[0], node.output[0]):
                 return False
+            written = 0
         else:
             if not self.fresh(node.output[0]):
                 return False
             if groups > 1:
                 self.blocked.add(node.output[0])
                 return True  # its weight does not follow single channels: grouping rewrites it
-            self.ties.append(Tie(node.output[0], 1, 1, node.input[0]))
-        self._tie_filters(node, 0)
+            self.ties.append(Tie(node.output[0], 1, read, node.input[0]))
+        self._tie_filters(node, written)
         return True
 
     def _channels(self, name: str) -> int | None:
@@ -263,18 +266,6 @@ class _Walk:
         self.ties.append(Tie(node.output[0], 1, dim, node.output[0]))
         if len(node.input) > 2 and node.input[2]:
             self.ties.append(Tie(node.output[0], 2, 0, node.output[0]))
-
-    def _conv_transpose(self, node: onnx.NodeProto) -> bool:
-        if integer(node, "group", 1) != 1 or self._axis_repeat(node.input[0]) != 1 or node.input[0] not in self.axes:
-            return False
-        weight = self._shape(node.input[1])
-        if weight is None or len(weight) < 3 or weight[:2] != (self._channels(node.input[0]), self._channels(node.output[0])):
-            return False
-        if not self._is_plain(node) or not self.fresh(node.output[0]):
-            return False
-        self.ties.append(Tie(node.output[0], 1, 0, node.input[0]))
-        self._tie_filters(node, 1)
-        return True
 
     def _gemm(self, node: onnx.NodeProto) -> bool:
         bias = self._shape(node.input[2]) if len(node.input) > 2 and node.input[2] else None

@@ -41,6 +41,7 @@ class Surgery:
         self._values: dict[str, NDArray[np.generic]] = {}
         self._constants = Constants(model)
         self._names = set(_names(model.graph))
+        self._by_output: dict[str, gs.Node] = {}
 
     def unique(self, name: str) -> str:
         """Return `name`, numbered if the model has it already, and reserve it."""
@@ -73,7 +74,10 @@ class Surgery:
 
     def node_of(self, output: str) -> gs.Node:
         """Return the node whose first output has this name."""
-        return next(node for node in self.graph.nodes if node.outputs and node.outputs[0].name == output)
+        found = self._by_output.get(output)
+        if found is None or not found.outputs or found.outputs[0].name != output:  # not looked for yet, or edited since
+            self._by_output = {node.outputs[0].name: node for node in reversed(self.graph.nodes) if node.outputs}
+        return self._by_output[output]
 
     def insert(self, new: gs.Node, *, before: gs.Node | None = None, after: gs.Node | None = None) -> None:
         """Put a node beside another one, so that the list stays in topological order."""

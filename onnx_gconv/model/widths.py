@@ -15,6 +15,7 @@ from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs, outer_reads
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.model.spaces import Spaces, Tie, consumers
+from onnx_gconv.model.transposed import CONVOLVING
 
 Channels = NDArray[np.int64]
 WRITING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -172,9 +173,8 @@ def _branches(
 def _passing(inside: set[str], spaces: Spaces, nodes: Mapping[str, onnx.NodeProto], found: Sequence[Space]) -> set[str]:
     """Return the depthwise Convs inside that work on these spaces."""
     atoms = {space.atom for space in found}
-    return {
-        name for name in inside if nodes[name].op_type == "Conv" and name in spaces.axes and set(spaces.axes[name].atoms) <= atoms
-    }
+    convs = [name for name in inside if nodes[name].op_type in CONVOLVING and name in spaces.axes]
+    return {name for name in convs if set(spaces.axes[name].atoms) <= atoms}
 
 
 def _is_end(

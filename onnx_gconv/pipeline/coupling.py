@@ -7,6 +7,7 @@ import numpy as np
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer
 from onnx_gconv.model.spaces import Spaces, find_spaces
+from onnx_gconv.model.transposed import CONVOLVING
 from onnx_gconv.pipeline.choosing import Candidates, Reasons
 from onnx_gconv.pipeline.gathers import SIDES, SharedSides
 from onnx_gconv.pipeline.importances import layer_importance
@@ -18,11 +19,15 @@ from onnx_gconv.search.orders import SideName
 from onnx_gconv.solve.coupled import Level, SharedAxis, Term, solve_coupled
 from onnx_gconv.solve.grouping import Grouping, canonical, kept_share
 
+JOINED = "it joins channels of several tensors, which cannot be grouped without a Gather"  # unless all of them stay in place
+
 
 class _SharedAxes:
     """The channel axes of a model: who shares a partition with whom."""
 
-    def __init__(self, spaces: Spaces, layers: Sequence[Layer], sources: Mapping[str, str], *, share_all: bool) -> None:
+    def __init__(
+        self, spaces: Spaces, layers: Sequence[Layer], sources: Mapping[str, str], *, share_all: bool, joins: bool
+    ) -> None:
         self.sites: list[SharedAxis] = []
         self.common: set[int] = set()  # sites of atoms: all that read or write one have the same
         self._spaces = spaces
@@ -39,6 +44,12 @@ class _SharedAxes:
         self._in_place = spaces.pinned | {
             atom for name in spaces.blocked for tensor in (sources[name], name) if (atom := only_atom(spaces, tensor)) is not None
         }
+        # Groups of what a Concat joins lie side by side only if all that it joins stays in place.
+        self._joined = {
+            source for layer in layers if joins and (source := sources[layer.name]) in spaces.axes and _is_joined(spaces, source)
+        }
+        joined = {atom for tensor in self._joined for atom in spaces.axes[tensor].atoms}
+        self._in_place |= joined if share_all else set()
         # A space that one Conv writes and one reads lies inside a block; a residual stream has more of them.
         self._streams = {atom for atom, count in users.items() if count > 2}
 
@@ -47,15 +58,17 @@ class _SharedAxes:
         tensor = self._sources[layer.name] if side == "in" else layer.name
         channels = layer.in_channels if side == "in" else layer.out_channels
         atom = only_atom(self._spaces, tensor)
+        if atom is None and self._share_all:
+            return self._common(tensor, SharedAxis(channels, fixed=True)) if tensor in self._joined else None
         if atom is None:
-            return None if self._share_all else self._site((layer.name, side), SharedAxis(channels))
+            return self._site((layer.name, side), SharedAxis(channels))
         if atom in self._in_place and self._share_all:
             return self._common(atom, SharedAxis(channels, fixed=True))
         if self._share_all or (atom in self._streams and atom not in self._in_place):
             return self._common(atom, SharedAxis(channels))
         return self._site((layer.name, side), SharedAxis(channels))
 
-    def _common(self, atom: int, site: SharedAxis) -> int:
+    def _common(self, atom: int | str, site: SharedAxis) -> int:
         number = self._site((atom,), site)
         self.common.add(number)
         return number
@@ -67,8 +80,14 @@ class _SharedAxes:
         return self._by_key[key]
 
 
+def _is_joined(spaces: Spaces, tensor: str) -> bool:
+    """Return whether a tensor has the channels of several others, each channel once."""
+    axis = spaces.axes[tensor]
+    return axis.repeat == 1 and len(axis.atoms) > 1
+
+
 def solve_jointly(
-    job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons
+    job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons, *, joins: bool
 ) -> tuple[Candidates, Groupings, SharedSides]:
     """Return the candidates that a joint solution has, their groupings, and which sides of them have a partition in common.
 
@@ -78,23 +97,26 @@ def solve_jointly(
     progress = job.listener.phase("solving")
     constants = Constants(model)
     spaces = find_spaces(model, constants, network.shapes)
-    sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Conv"}
+    sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type in CONVOLVING}
     layers = [layer for layer in network.layers if layer.name in allowed and layer.groups == 1]
     grouped = (layer for layer in network.layers if layer.name in allowed and layer.groups > 1)
     skipped.update({layer.name: "its groups cannot be coupled with others'" for layer in grouped})
-    sites = _SharedAxes(spaces, layers, sources, share_all=gathers == "none")
+    sites = _SharedAxes(spaces, layers, sources, share_all=gathers == "none", joins=joins)
     terms: dict[str, Term] = {}
     for layer in layers:
         out_site, in_site = sites.of(layer, "out"), sites.of(layer, "in")
         if out_site is None or in_site is None:
-            skipped[layer.name] = "it joins channels of several tensors, which cannot be grouped without a Gather"
+            skipped[layer.name] = JOINED
         else:
             matrix = layer_importance(constants, layer, settings.criterion, job.facts)
             terms[layer.name] = Term(matrix, out_site, in_site)
     progress(0, 1, "all layers together")
     most = settings.groups or max((max(allowed[name]) for name in terms), default=1)
     starts = 2 ** (2 + settings.effort)
-    levels = solve_coupled(sites.sites, list(terms.values()), most_groups=most, seed=settings.seed, starts=starts)
+
+    levels = solve_coupled(
+        sites.sites, list(terms.values()), most_groups=most, seed=settings.seed, only=settings.groups, starts=starts
+    )
     progress(1, 1, "all layers together")
     groupings: Groupings = {}
     candidates: Candidates = {}

@@ -10,6 +10,7 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.network import Layer
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.model.spaces import Spaces, consumers, find_spaces
+from onnx_gconv.model.transposed import CONVOLVING
 from onnx_gconv.plans import Plan
 from onnx_gconv.rewrite.group import placement_of
 from onnx_gconv.rewrite.match import match
@@ -74,7 +75,7 @@ class _Finding:
         self._spaces: Spaces = find_spaces(model, Constants(model), times.shapes)
         self._readers = consumers(model)
         self._ends = {value.name for value in model.graph.output}
-        self._sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Conv"}
+        self._sources = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type in CONVOLVING}
         self._kept = sorted(self._spaces.blocked - self._products.keys())
         ends = (tensor for name in self._products for tensor in (self._sources[name], name))
         self._sides = Counter(only_atom(self._spaces, tensor) for tensor in ends)

@@ -11,6 +11,7 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.count import LEARNED_INPUTS, MULTIPLYING
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.spaces import Spaces, Tie
+from onnx_gconv.model.transposed import CONVOLVING
 from onnx_gconv.model.widths import Branch, Space
 from onnx_gconv.search.latency import LayerTimes, behind
 from onnx_gconv.search.menu import Clock, GroupCount, Menu, Product, Side, SpaceRow, Width
@@ -74,7 +75,7 @@ def widths_of(space: Space, step: int, *, is_narrowed: bool, is_dropped: bool) -
 
 def ranks_of(layer: Layer, step: int) -> tuple[int, ...]:
     """Return the ranks that a layer may have, descending: those with which two Convs take less than one."""
-    return () if layer.groups > 1 else tuple(reversed(range(step, layer.break_even_rank, step)))
+    return () if layer.groups > 1 or layer.is_transposed else tuple(reversed(range(step, layer.break_even_rank, step)))
 
 
 def menu_of(model: onnx.ModelProto, network: Network, spaces: Spaces, offer: Offer, watch: Watch | None = None) -> Menu:
@@ -138,8 +139,8 @@ class _Counting:
         if slot >= len(node.input) or not self._constants.is_constant(node.input[slot]):
             return None
         ties = self._ties.get((name, slot), [])
-        groups = self._offer.groups.get(name, ()) if slot == 1 and node.op_type == "Conv" else ()
-        ranks = self._offer.ranks.get(name, ()) if slot == 1 and node.op_type == "Conv" else ()
+        groups = self._offer.groups.get(name, ()) if slot == 1 and node.op_type in CONVOLVING else ()
+        ranks = self._offer.ranks.get(name, ()) if slot == 1 and node.op_type in CONVOLVING else ()
         sides = [self._side(tie.tensor) for tie in ties]
         if not any(side.spaces for side in sides) and len(groups) < 2 and not ranks:
             return None

@@ -10,7 +10,7 @@ from onnx_gconv.errors import BudgetError, ModelError
 from onnx_gconv.model.network import Layer, Network
 from onnx_gconv.model.shapes import dynamic_inputs
 from onnx_gconv.pipeline.choosing import Candidates, Reasons, by_rule, candidates, layer_ns, option_table, table_menu
-from onnx_gconv.pipeline.coupling import solve_jointly
+from onnx_gconv.pipeline.coupling import JOINED, solve_jointly
 from onnx_gconv.pipeline.forms import Forms, find_forms, grouped, grouping_of, ranked, untouched
 from onnx_gconv.pipeline.gathers import GatheredSides, SharedSides, gathered_sides, with_all_gathers
 from onnx_gconv.pipeline.job import Job
@@ -71,10 +71,32 @@ def feasible_plans(job: Job, *, guide: Guide | None, least_groups: Mapping[str, 
 
 
 def make_plan(job: Job, gathers: GathersName, *, guide: Guide | None, least_groups: Mapping[str, int]) -> Planned:
-    """Return the plan for a model, or refuse with what is feasible."""
+    """Return the plan for a model, or refuse with what is feasible.
+
+    Without Gathers, Convs that read a Concat can be grouped only if all that it joins stays in place, which costs the others some
+    of their freedom. The plan is made without them as well, and the cheaper one taken; with samples, where a cost takes long to
+    measure, only if the budget needs them.
+    """
+    if gathers != "none" or job.settings.rule is not None or "group" not in job.settings.form_names:
+        return _make_plan(job, gathers, guide, least_groups, joins=True)
+    failure: BudgetError | ModelError | None = None
+    found: list[Planned] = []
+    for joins in (False, True):
+        try:
+            found.append(_make_plan(job, gathers, guide, least_groups, joins=joins))
+        except (BudgetError, ModelError) as error:
+            failure = error
+        if found and (guide is not None or JOINED not in found[0].solved.skipped.values()):
+            break
+    if failure is not None and not found:
+        raise failure
+    return min(found, key=lambda planned: planned.search.cost if planned.search is not None else 0.0)
+
+
+def _make_plan(job: Job, gathers: GathersName, guide: Guide | None, least_groups: Mapping[str, int], *, joins: bool) -> Planned:
     budget = resolve_budget(job)
     with job.watch("solve"):
-        solved = solve(job, gathers, guide)
+        solved = solve(job, gathers, guide, joins=joins)
     if least_groups and solved.table is not None:
         solved = replace(solved, table=solved.table.from_groups(least_groups))
     try:
@@ -84,11 +106,14 @@ def make_plan(job: Job, gathers: GathersName, *, guide: Guide | None, least_grou
         raise with_advice(error, job) from error
 
 
-def solve(job: Job, gathers: GathersName, guide: Guide | None) -> Solved:
-    """Return the model solved: for the groups of a rule, or for all that a search may choose."""
+def solve(job: Job, gathers: GathersName, guide: Guide | None, *, joins: bool = True) -> Solved:
+    """Return the model solved: for the groups of a rule, or for all that a search may choose.
+
+    `joins` says whether Convs that read a Concat take part where no Gather is allowed.
+    """
     if guide is None or job.settings.form_names == ("group",):
-        return _solve_groups(job, gathers)
-    return with_forms(job, some_grouped(job, lambda: _solve_groups(job, gathers)), guide)
+        return _solve_groups(job, gathers, joins=joins)
+    return with_forms(job, some_grouped(job, lambda: _solve_groups(job, gathers, joins=joins)), guide)
 
 
 def some_grouped(job: Job, solved: Callable[[], Solved]) -> Solved:
@@ -117,7 +142,7 @@ def nothing_grouped(job: Job) -> Solved:
     return Solved(original.network, original.sha256, original.files, job.settings, job.facts, "none", skipped, None, None, {})
 
 
-def _solve_groups(job: Job, gathers: GathersName) -> Solved:
+def _solve_groups(job: Job, gathers: GathersName, *, joins: bool) -> Solved:
     original, settings, facts = job.original, job.settings, job.facts
     network = original.network
     skipped, allowed, rule = decide_candidates(job)
@@ -127,17 +152,17 @@ def _solve_groups(job: Job, gathers: GathersName) -> Solved:
         layers = [layer for layer in network.layers if layer.name in wanted]
         groupings = solve_all(original.model, layers, wanted, settings, facts, progress=job.listener.phase("solving"))
     else:
-        allowed, groupings, rule, shared = _solve_shared(job, allowed, gathers, skipped)
+        allowed, groupings, rule, shared = _solve_shared(job, allowed, gathers, skipped, joins=joins)
     table = option_table(network, allowed, groupings, settings, facts, skipped) if rule is None else None
     made_of = network, original.sha256, original.files, settings, facts, gathers, skipped, rule, table, groupings
     return Solved(*made_of, shared=shared)
 
 
 def _solve_shared(
-    job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons
+    job: Job, allowed: Candidates, gathers: GathersName, skipped: Reasons, *, joins: bool
 ) -> tuple[Candidates, Groupings, dict[str, int] | None, SharedSides]:
     """Return the candidates and groupings of shared partitions; a rule then chooses among the numbers of groups that they have."""
-    joint, groupings, shared = solve_jointly(job, allowed, gathers, skipped)
+    joint, groupings, shared = solve_jointly(job, allowed, gathers, skipped, joins=joins)
     for name in allowed.keys() - joint.keys():
         skipped.setdefault(name, "it shares channels with Convs that no common number of groups fits")
     rule = by_rule(job.original.network.layers, joint, job.settings, skipped)

@@ -54,7 +54,7 @@ def _can_lead(site: Site) -> bool:
 
 def _can_follow(site: Site) -> bool:
     # Steps of Gauss-Newton would not keep a rank.
-    return not site.is_gemm and site.has_intercept and site.inputs.size > 0 and not site.rank
+    return site.node.op_type == "Conv" and site.has_intercept and site.inputs.size > 0 and not site.rank
 
 
 def _is_depthwise(site: Site) -> bool:

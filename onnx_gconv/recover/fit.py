@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from onnx_gconv.errors import DataError
 from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.patches import choose, patches, window_of
+from onnx_gconv.model.patches import choose, patches, spread, spread_window, window_of
+from onnx_gconv.model.transposed import as_filters, as_stored
 from onnx_gconv.recover.normal import Coefficients, Doubles, Floats, Rows, Sums, predict
 from onnx_gconv.recover.site import Site
 from onnx_gconv.solve.grouping import Grouping
@@ -88,7 +89,7 @@ class Fit:
             )
         if len(site.inputs) == 1 and site.inputs.size < images.shape[1]:
             images = images[:, site.inputs[0]]  # what is not read need not be unfolded
-        views = images if site.is_gemm else patches(images, window_of(site.node, self.kernel, images.shape[2:]))
+        views = self._unfolded(images)
         places = views.shape[: 1 if site.is_gemm else images.ndim - 1]
         shape = (places[0], site.channels, *places[1:])
         chosen = choose(places, most, rng)
@@ -143,9 +144,7 @@ class Fit:
         kernel = math.prod(self.kernel)
         values = fitted.weight.transpose(0, 2, 1).reshape(*site.outputs.shape, site.inputs.shape[1], kernel)
         rows[site.outputs[:, :, None], self._columns[:, None, :]] = values
-        shape = self.weight.shape[::-1] if self._is_transposed else self.weight.shape
-        weight = rows.reshape(shape)
-        result = {site.weight: _cast(weight.T if self._is_transposed else weight, self.weight)}
+        result = {site.weight: _cast(self._stored(rows), self.weight)}
         # Outputs that are gone keep their constants; nobody reads them.
         constant = np.zeros(site.channels)
         if site.bias and self.bias is not None:
@@ -198,15 +197,44 @@ class Fit:
             return np.ones(self.site.channels), self._foreign_bias
         return after.scale, after.offset + after.scale * self._foreign_bias
 
+    def _unfolded(self, images: Array) -> Array:
+        """Return what the site sees at each of its places: (sample, place..., input, kernel...)."""
+        node = self.site.node
+        if self.site.is_gemm:
+            return images
+        if self.site.is_transposed:
+            window = spread_window(node, self.kernel)
+            assert window is not None, "otherwise it is no site"
+            return patches(spread(images, node), window)
+        return patches(images, window_of(node, self.kernel, images.shape[2:]))
+
     @property
-    def _is_transposed(self) -> bool:
+    def _is_turned(self) -> bool:
+        """Whether the weight has its inputs first, as that of a Gemm may."""
         return self.site.is_gemm and not integer(self.site.node, "transB", 0)
 
     @property
     def _rows(self) -> Doubles:
         """The weight as (outputs, inputs that it has columns for, kernel)."""
-        rows = (self.weight.T if self._is_transposed else self.weight).astype(np.float64)
+        rows = (self.weight.T if self._is_turned else self.weight).astype(np.float64)
+        if self.site.is_transposed:
+            rows = np.flip(as_filters(rows, self._groups), self._spatial).astype(np.float64)
         return rows.reshape(*rows.shape[:2], -1)
+
+    def _stored(self, rows: Doubles) -> Array:
+        """Return such rows as the weight lies."""
+        if self.site.is_transposed:
+            return as_stored(np.flip(rows.reshape(*rows.shape[:2], *self.kernel), self._spatial), self._groups)
+        return rows.reshape(self.weight.shape[::-1]).T if self._is_turned else rows.reshape(self.weight.shape)
+
+    @property
+    def _groups(self) -> int:
+        """That the node has."""
+        return integer(self.site.node, "group", 1)
+
+    @property
+    def _spatial(self) -> tuple[int, ...]:
+        return tuple(range(2, self.weight.ndim))
 
     @property
     def _columns(self) -> NDArray[np.int64]:
@@ -225,5 +253,5 @@ def _by_block(rows: Floats, site: Site) -> Floats:
     return np.asarray(rows.T[site.outputs].transpose(0, 2, 1))
 
 
-def _cast(value: Doubles, like: Array) -> Array:
+def _cast(value: Array, like: Array) -> Array:
     return np.ascontiguousarray(value.astype(like.dtype))

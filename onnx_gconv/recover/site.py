@@ -1,4 +1,4 @@
-"""Where weights are fitted: every Conv and Gemm with a weight of its own, what it should give, and who takes its bias."""
+"""Where weights are fitted: every Conv, ConvTranspose and Gemm with its own, what it should give, and who takes its bias."""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 from onnx_gconv.model.attributes import clip_range, floating, integer
 from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.network import FLOATS
+from onnx_gconv.model.patches import spread_window
+from onnx_gconv.model.transposed import CONVOLVING
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.rewrite.match import Matched, MatchedLayer
 
 Channels = NDArray[np.int64]
+FITTED = (*CONVOLVING, "Gemm")
 PER_CHANNEL_EPSILON = 1e-12  # a channel that a normalization scales by less than this share of the largest is switched off
 
 
@@ -30,7 +33,7 @@ class Normalization:
 
 @dataclass(frozen=True)
 class Site:
-    """One Conv or Gemm to be fitted, in the compressed model.
+    """One Conv, ConvTranspose or Gemm to be fitted, in the compressed model.
 
     Its weights are to make `target`, a tensor of the dense model, out of its input in the compressed one. Where the target
     is the sum at the end of a residual block, `shortcut` is what the compressed model adds to it, so that the fit also corrects
@@ -63,6 +66,11 @@ class Site:
         return bool(self.node.op_type == "Gemm")
 
     @property
+    def is_transposed(self) -> bool:
+        """Whether it is a ConvTranspose."""
+        return bool(self.node.op_type == "ConvTranspose")
+
+    @property
     def has_intercept(self) -> bool:
         """Whether a constant can be added to each output without a new parameter: in the bias, or in the mean behind it."""
         return bool(self.bias or (self.after is not None and self.after.mean))
@@ -75,7 +83,7 @@ def find_sites(flow: Flow, constants: Constants, matched: Matched) -> list[Site]
     sites = [
         _site(place, flow, constants, layers.get(node.output[0]), matched)
         for place, node in enumerate(flow.nodes)
-        if node.op_type in ("Conv", "Gemm") and node.output[0] not in gone
+        if node.op_type in FITTED and node.output[0] not in gone
     ]
     return [site for site in sites if site is not None]
 
@@ -90,8 +98,11 @@ def _site(place: int, flow: Flow, constants: Constants, planned: MatchedLayer | 
     value = constants.value(weight)
     if value.dtype.name not in FLOATS:
         return None
-    channels = value.shape[0] if node.op_type == "Conv" or integer(node, "transB", 0) else value.shape[1]
-    outputs, inputs = _blocks(node, value.shape, planned, matched)
+    if node.op_type == "ConvTranspose" and spread_window(node, value.shape[2:]) is None:
+        return None
+    outs, ins = _sides(node, value.shape)
+    outputs, inputs = _blocks(node, (outs, ins), planned, matched)
+    channels = outs
     bias = constants.origin(node.input[2]) if len(node.input) > 2 and node.input[2] else ""
     if bias and not (constants.is_constant(bias) and _is_one_row(constants.value(bias).shape, channels)):
         return None
@@ -117,13 +128,22 @@ def _is_plain(gemm: onnx.NodeProto) -> bool:
     return not integer(gemm, "transA", 0) and floating(gemm, "alpha", 1.0) == 1.0 and floating(gemm, "beta", 1.0) == 1.0
 
 
+def _sides(node: onnx.NodeProto, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many outputs a node has by the shape of its weight, and how many inputs in each of its groups."""
+    first, second = shape[:2]
+    groups = integer(node, "group", 1)
+    if node.op_type == "ConvTranspose":
+        return second * groups, first // groups
+    return (second, first) if node.op_type == "Gemm" and not integer(node, "transB", 0) else (first, second)
+
+
 def _blocks(
-    node: onnx.NodeProto, shape: tuple[int, ...], planned: MatchedLayer | None, matched: Matched
+    node: onnx.NodeProto, shape: tuple[int, int], planned: MatchedLayer | None, matched: Matched
 ) -> tuple[Channels, Channels]:
     if planned is not None:
         return planned.out_order.reshape(planned.groups, -1), planned.in_order.reshape(planned.groups, -1)
     name, groups = node.output[0], integer(node, "group", 1)
-    rows, columns = (shape[1], shape[0]) if node.op_type == "Gemm" and not integer(node, "transB", 0) else shape[:2]
+    rows, columns = shape
     outputs = matched.outputs.get(name, np.arange(rows))
     if groups > 1 and name in matched.outputs:  # depthwise: one block for each channel that is left
         return outputs[:, None], outputs[:, None]
@@ -164,7 +184,7 @@ def _closing(site: Site, place: int, flow: Flow) -> Site:
         return site
     (other,) = others
     before = flow.places_before([other], ())
-    if any(at >= place and flow.nodes[at].op_type in ("Conv", "Gemm") for at in before):
+    if any(at >= place and flow.nodes[at].op_type in FITTED for at in before):
         return site  # it depends on this site, or on one that is fitted later
     return replace(site, target=add.output[0], shortcut=other)
 

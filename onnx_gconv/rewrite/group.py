@@ -18,6 +18,7 @@ from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.model.surgery import Surgery
+from onnx_gconv.model.transposed import CONVOLVING
 from onnx_gconv.rewrite.dropped import drop, erase
 from onnx_gconv.rewrite.low_rank import factor
 from onnx_gconv.rewrite.lowering import LoweringName, lower
@@ -155,7 +156,10 @@ def _write_blocks(edit: _Edit, placed: Placed, existing: int) -> None:
         return
     origin = edit.constants.origin(node.inputs[1].name)
     weight = edit.constants.value(origin)
-    taken = take_blocks(origin, weight.shape, existing, conv.groups, (placed.in_order, placed.out_order))
+    orders = placed.in_order, placed.out_order
+    # The weight of a ConvTranspose has its inputs where that of a Conv has its outputs.
+    along = orders[::-1] if node.op == "ConvTranspose" else orders
+    taken = take_blocks(origin, weight.shape, existing, conv.groups, along)
     node.inputs[1] = _constant(edit, taken.key, f"{origin}_g{conv.groups}", lambda: taken.of(weight), taken)
     node.attrs["group"] = conv.groups
     if len(node.inputs) > 2 and node.inputs[2].name:
@@ -173,7 +177,7 @@ def _permute_constants(edit: _Edit, placement: Placement, done: set[str]) -> Non
     for (name, slot), follows in by_input.items():
         node = edit.surgery.node_of(name)
         _permute(edit, node, slot, follows)
-        if node.op == "Conv" and node.attrs.get("group", 1) > 1:  # depthwise: one group for each channel that is left
+        if node.op in CONVOLVING and node.attrs.get("group", 1) > 1:  # depthwise: one group for each channel that is left
             node.attrs["group"] = len(placement.produced[name])
 
 

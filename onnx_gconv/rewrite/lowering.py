@@ -30,7 +30,7 @@ def _split(surgery: Surgery, node: gs.Node, opset: int) -> None:
     groups = node.attrs["group"]
     weight, bias = surgery.value(node.inputs[1]), surgery.value(node.inputs[2]) if len(node.inputs) > 2 else None
     name = node.name or node.outputs[0].name
-    sizes = [weight.shape[1]] * groups
+    sizes = [weight.shape[0] // groups if node.op == "ConvTranspose" else weight.shape[1]] * groups
     parts = [surgery.variable(f"{name}_in_{g}") for g in range(groups)]
     results = [surgery.variable(f"{name}_out_{g}") for g in range(groups)]
     split = gs.Node("Split", surgery.unique(f"{name}_split"), {"axis": 1}, [node.inputs[0]], parts)
@@ -46,14 +46,14 @@ def _split(surgery: Surgery, node: gs.Node, opset: int) -> None:
         inputs = [parts[g], surgery.constant(surgery.unique(f"{node.inputs[1].name}_{g}"), np.ascontiguousarray(block))]
         if shift is not None:
             inputs.append(surgery.constant(surgery.unique(f"{node.inputs[2].name}_{g}"), np.ascontiguousarray(shift)))
-        surgery.insert(gs.Node("Conv", surgery.unique(f"{name}_{g}"), dict(attributes), inputs, [results[g]]), before=node)
+        surgery.insert(gs.Node(node.op, surgery.unique(f"{name}_{g}"), dict(attributes), inputs, [results[g]]), before=node)
     _replace(surgery, node, gs.Node("Concat", surgery.unique(f"{name}_concat"), {"axis": 1}, results, []))
 
 
 def _is_pointwise(surgery: Surgery, node: gs.Node) -> bool:
     weight = surgery.value(node.inputs[1])
     moves = [*node.attrs.get("strides", []), *(pad + 1 for pad in node.attrs.get("pads", []))]
-    return weight.shape[2:] == (1,) * (weight.ndim - 2) and all(step == 1 for step in moves)
+    return node.op == "Conv" and weight.shape[2:] == (1,) * (weight.ndim - 2) and all(step == 1 for step in moves)
 
 
 def _matmul(surgery: Surgery, node: gs.Node) -> None:

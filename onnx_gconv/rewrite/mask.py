@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
+from onnx_gconv.model.transposed import as_stored
 from onnx_gconv.model.widths import input_dim
 from onnx_gconv.rewrite.low_rank import product
 from onnx_gconv.rewrite.match import Matched, MatchedLayer
@@ -115,11 +116,12 @@ def masked_weight(weight: NDArray[np.generic], keep: Keep) -> NDArray[np.generic
 
 
 def local_mask(matched: MatchedLayer) -> Keep:
-    """Return the keep mask over the weight's own columns: (Cout, Cin per group that the Conv has already)."""
+    """Return the keep mask over the weight's own columns: (Cout, Cin per group that the Conv has already), as the weight lies."""
     layer = matched.layer
     keep = keep_mask(matched.groups, matched.in_order, matched.out_order, shape=(layer.out_channels, layer.in_channels))
     outs, ins = (size // layer.groups for size in keep.shape)
-    return np.concatenate([keep[b * outs : (b + 1) * outs, b * ins : (b + 1) * ins] for b in range(layer.groups)])
+    keep = np.concatenate([keep[b * outs : (b + 1) * outs, b * ins : (b + 1) * ins] for b in range(layer.groups)])
+    return as_stored(keep, layer.groups).astype(np.bool_) if layer.is_transposed else keep
 
 
 def dropped_share(model: onnx.ModelProto, matched: Matched) -> float:

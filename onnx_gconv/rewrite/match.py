@@ -227,6 +227,7 @@ def _match_rank(layers: Mapping[str, Layer], constants: Constants, narrowing: _N
         raise PlanError(f"the plan gives {name!r} a low rank, but no layer of this model goes by that name.", hint=HINT)
     gone = [branch.name for branch in narrowing.dropped if name in branch.nodes]
     reasons = {
+        "it is a ConvTranspose": layer.is_transposed,
         "it is grouped as well": layer.groups > 1 or any(each.name == name for each in plan.layers),
         f"the plan drops the branch of {gone[:1]!r}, and with it that": bool(gone),
         "others read its weight as well": constants.readers(layer.weight) != {(name, 1)},

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 import onnx
 
+from onnx_gconv.model.axes import Axis
 from onnx_gconv.model.channelwise import ELEMENTWISE, PER_CHANNEL, UNARY
 from onnx_gconv.model.shapes import Shape
 from onnx_gconv.model.spaces import Spaces, consumers
@@ -127,6 +128,7 @@ def _among_themselves(order: Order) -> Order:
 
 def _place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], shapes: Mapping[str, Shape]) -> Placement:
     """Return a placement of channels that all stay."""
+    spaces = _with_joined(spaces, convs)
     storage = Storage(spaces, convs, shapes)
     read = {name: storage.order(axis.atoms) for name, axis in spaces.axes.items()}
     produced = dict(read)
@@ -166,6 +168,26 @@ def _place(model: onnx.ModelProto, spaces: Spaces, convs: Sequence[BlockConv], s
             why = "writes: a wider stream begins here"
             gathers.append(GatherAt(junction.tensor, "", inverse(made)[read[junction.tensor]], junction.tensor, why))
     return Placement(produced, read, tuple(placed), tuple(gathers), spaces, {})
+
+
+def _with_joined(spaces: Spaces, convs: Sequence[BlockConv]) -> Spaces:
+    """Return the spaces with one atom, pinned, in place of several whose channels a Conv reads joined, group after group.
+
+    These stay where they are then, so that the Conv needs no Gather for what it reads.
+    """
+    axes, sizes, pinned = dict(spaces.axes), dict(spaces.sizes), set(spaces.pinned)
+    for conv in convs:
+        axis = spaces.axes.get(conv.source)
+        if axis is None or axis.repeat > 1 or len(axis.atoms) < 2 or "in" in conv.gathered:
+            continue
+        partition = _partition(conv.in_order, conv.groups)
+        if partition == tuple(sorted(partition)):
+            pinned.update(axis.atoms)
+            if axes[conv.source] is axis:
+                axes[conv.source] = Axis((-1 - len(sizes),))
+                sizes[axes[conv.source].atoms[0]] = len(partition)
+                pinned.update(axes[conv.source].atoms)
+    return replace(spaces, axes=axes, sizes=sizes, pinned=frozenset(pinned))
 
 
 class Storage:

@@ -1,9 +1,11 @@
 """Partitions chosen jointly: several layers share the partition of a channel space, so that no Gather is needed there.
 
-A site is a set of channels to be partitioned; a term is a layer between two sites. Groups are halved level by level, so
-that the partition into 2G groups refines the one into G: layers of one site may then differ in their number of groups.
+A site is a set of channels to be partitioned; a term is a layer between two sites. Groups are split level by level, so that the
+partition into 2G groups refines the one into G: layers of one site may then differ in their number of groups. Each site has a
+path of such numbers. They are halved as long as a layer can use it, and then split in three, five, and so on.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_gconv.solve.importance import Matrix
+from onnx_gconv.solve.partition import Groups, Profit, exchange_pairs, total
+from onnx_gconv.solve.split import smallest_factor
 
 POWER_ITERATIONS = 8
 
@@ -45,21 +49,71 @@ class Level:
 
 
 def solve_coupled(
-    sites: Sequence[SharedAxis], terms: Sequence[Term], *, most_groups: int, seed: int, starts: int = 8, sweeps: int = 30
+    sites: Sequence[SharedAxis],
+    terms: Sequence[Term],
+    *,
+    most_groups: int,
+    seed: int,
+    only: int | None = None,
+    starts: int = 8,
+    sweeps: int = 30,
 ) -> list[Level]:
-    """Return the levels 1, 2, 4, ... up to `most_groups`, as far as any term can use them."""
+    """Return levels of up to `most_groups`, as far as any term can use them; `only` if none but this number is wanted."""
     rng = np.random.default_rng(seed)
-    levels = [Level(1, {number: np.zeros(site.channels, dtype=np.int64) for number, site in enumerate(sites)})]
-    while True:
-        coarse = levels[-1]
-        groups = 2 * coarse.groups
-        open_sites = {number for number in coarse.labels if sites[number].channels % groups == 0}
+    paths = [_path(number, sites, terms, most_groups, only) for number in range(len(sites))]
+    levels = {1: Level(1, {number: np.zeros(site.channels, dtype=np.int64) for number, site in enumerate(sites)})}
+    # Halves first: their random starts are one sequence.
+    for groups in sorted(set[int]().union(*paths), key=lambda groups: (largest_factor(groups) > 2, groups)):
+        parts = largest_factor(groups)
+        coarse = levels.get(groups // parts)
+        if coarse is None:
+            continue
+        open_sites = {number for number in coarse.labels if groups in paths[number]}
         useful = [term for term in terms if {term.out_site, term.in_site} <= open_sites]
-        open_sites &= {number for term in useful for number in (term.out_site, term.in_site)}
-        if not useful or groups > most_groups:
-            return levels
-        halves = _halve(sites, useful, coarse, sorted(open_sites), rng, starts, sweeps)
-        levels.append(Level(groups, {number: 2 * coarse.labels[number] + half for number, half in halves.items()}))
+        numbers = sorted(open_sites & {number for term in useful for number in (term.out_site, term.in_site)})
+        if not useful:
+            continue
+        if parts == 2:
+            found = _halve(sites, useful, coarse, numbers, rng, starts, sweeps)
+        else:
+            found = split_coupled(sites, useful, coarse, numbers, parts, np.random.default_rng([seed, groups]), starts, sweeps)
+        levels[groups] = Level(groups, {number: parts * coarse.labels[number] + part for number, part in found.items()})
+    return [levels[groups] for groups in sorted(levels)]
+
+
+def _path(number: int, sites: Sequence[SharedAxis], terms: Sequence[Term], most_groups: int, only: int | None) -> set[int]:
+    """Return the numbers of groups that a site has beside 1: each a multiple of the one before, by ever larger prime factors."""
+    if only is not None and largest_factor(only) == 2:
+        only = None  # halves lead there
+    ends = [(term.out_site, term.in_site) for term in terms if number in (term.out_site, term.in_site)]
+    common = {math.gcd(sites[one].channels, sites[other].channels) for one, other in ends}
+    path: set[int] = set()
+    groups = factor = 1
+    while True:
+        usable = [each for each in common if each % groups == 0 and (only is None or each % only == 0)]
+        factors = {p for each in usable for p in prime_factors(math.gcd(each, only or each) // groups) if p >= factor}
+        fitting = sorted(p for p in factors if p * groups <= most_groups)
+        if not fitting:
+            return path
+        factor = fitting[0]
+        groups *= factor
+        path.add(groups)
+
+
+def prime_factors(number: int) -> list[int]:
+    """Return the distinct prime factors, ascending."""
+    found = []
+    while number > 1:
+        factor = smallest_factor(number)
+        found.append(factor)
+        while number % factor == 0:
+            number //= factor
+    return found
+
+
+def largest_factor(number: int) -> int:
+    """Return the largest prime factor."""
+    return max(prime_factors(number), default=1)
 
 
 def _halve(
@@ -107,6 +161,69 @@ def _halve(
         kept = np.maximum(now, kept)
     best = int(np.argmax(kept))
     return {number: (signs[number][:, best] < 0).astype(np.int64) for number in numbers}
+
+
+def split_coupled(
+    sites: Sequence[SharedAxis],
+    terms: Sequence[Term],
+    coarse: Level,
+    numbers: list[int],
+    parts: int,
+    rng: np.random.Generator,
+    starts: int,
+    sweeps: int,
+) -> dict[int, Labels]:
+    """Return 0 to `parts` - 1 for each channel of each site: the parts of every group, all groups of all sites at once.
+
+    With all other sites fixed, what each channel of a site adds to each part is known, and every two parts share out their
+    channels in the best way; site after site, until nothing is gained.
+    """
+    members = {number: _members(coarse.labels[number], coarse.groups) for number in numbers}
+    blocks = [_within_groups(term, members) for term in terms]
+    shared: dict[int, Groups] = {}  # (starts x groups, parts, channels of each)
+    for number in numbers:
+        groups, size = members[number].shape
+        places = np.tile(np.arange(size), (starts * groups, 1))
+        shared[number] = (places if sites[number].fixed else rng.permuted(places, axis=1)).reshape(len(places), parts, -1)
+
+    def profit(number: int) -> Profit:
+        groups, size = members[number].shape
+        total_profit = np.zeros((starts, groups, size, parts), dtype=np.float32)
+        for term, block in zip(terms, blocks, strict=True):
+            if term.out_site == number:
+                total_profit += block @ _memberships(shared[term.in_site], starts)
+            if term.in_site == number:
+                total_profit += block.transpose(0, 2, 1) @ _memberships(shared[term.out_site], starts)
+        return total_profit.reshape(starts * groups, size, parts).transpose(0, 2, 1)
+
+    kept = np.full(starts, -np.inf)
+    for _ in range(sweeps):
+        now = np.zeros(starts)
+        for number in numbers:
+            gained = profit(number)
+            if not sites[number].fixed:
+                shared[number] = exchange_pairs(gained, shared[number])
+            now += total(gained, shared[number]).reshape(starts, -1).sum(axis=1)
+        if (now <= kept + 1e-6 * np.abs(now)).all():
+            break
+        kept = np.maximum(now, kept)
+    best = int(np.argmax(kept))
+    labels = {}
+    for number in numbers:
+        groups, size = members[number].shape
+        labels[number] = np.empty(sites[number].channels, dtype=np.int64)
+        chosen = shared[number].reshape(starts, groups, parts, -1)[best]
+        inside = np.take_along_axis(members[number], chosen.reshape(groups, size), axis=1)
+        labels[number][inside] = np.repeat(np.arange(parts), size // parts)
+    return labels
+
+
+def _memberships(shared: Groups, starts: int) -> NDArray[np.float32]:
+    """Return 1 where a channel is in a part, else 0: (starts, groups, channels, parts)."""
+    problems, parts, each = shared.shape
+    result = np.zeros((problems, parts * each, parts), dtype=np.float32)
+    result[np.arange(problems)[:, None, None], shared, np.arange(parts)[:, None]] = 1
+    return result.reshape(starts, problems // starts, parts * each, parts)
 
 
 def _within_groups(term: Term, members: dict[int, NDArray[np.int64]]) -> Blocks:

@@ -5,9 +5,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
 Groups = NDArray[np.int64]  # (..., G, channels per group)
 Profit = NDArray[np.floating]  # (..., G, channels): what each channel adds to each group
+
+# An assignment of all groups to all takes the cube of their number: of more than this, each has only so many partners.
+MOST_GROUPS_TO_MATCH = 1024
+PARTNERS = 32
 
 
 def group_sums(matrix: NDArray[np.floating], outs: Groups) -> Profit:
@@ -51,7 +57,8 @@ def exchange_pairs(profit: Profit, groups: Groups) -> Groups:
     for first, second in tournament(groups.shape[1]):
         channels = np.concatenate([result[:, first], result[:, second]], axis=2)
         difference = profit[batch, second[:, None], channels] - profit[batch, first[:, None], channels]
-        channels = np.take_along_axis(channels, np.argsort(difference, axis=2, kind="stable"), axis=2)
+        pairs = np.arange(len(first))[:, None]
+        channels = channels[batch, pairs, difference.argsort(axis=2, kind="stable")]  # what take_along_axis does, in less time
         result[:, first], result[:, second] = channels[:, :, :size], channels[:, :, size:]
     return result
 
@@ -61,7 +68,8 @@ def exchange_cycles(profit: Profit, groups: Groups, *, rounds: int) -> tuple[Gro
 
     In a round each group may hand one channel on and take one in. The gain of handing its best channel for h from g to h
     is an entry of a (G, G) matrix, 0 on the diagonal; a linear assignment over it is the best set of disjoint cyclic
-    exchanges. When that gains nothing there is no profitable cycle left, and the partition is optimal (Klein 1967).
+    exchanges. When that gains nothing there is no profitable cycle left, and the partition is optimal (Klein 1967). Of more
+    than a thousand groups only the best moves are looked at, and nothing is proven.
     """
     result = groups.copy()
     number = len(groups)
@@ -70,11 +78,11 @@ def exchange_cycles(profit: Profit, groups: Groups, *, rounds: int) -> tuple[Gro
         own = np.take_along_axis(profit, result, axis=1)
         gains = _best_gains(profit, result, own)
         gains[each, each] = 0
-        _, to = linear_sum_assignment(gains.T, maximize=True)
+        to = _best_cycles(gains)
         gain = float(gains[to, each].sum(dtype=np.float64))
         # Sums of float32 are not exact: a gain below their rounding is none.
         if gain <= 1e-6 * float(np.abs(own).max()):
-            return result, True
+            return result, number <= MOST_GROUPS_TO_MATCH
         moving = each[to != each]
         given = np.zeros(number, dtype=np.int64)  # the slot that each mover gives away, and that its giver fills
         given[moving] = (profit[to[moving][:, None], result[moving]] - own[moving]).argmax(axis=1)
@@ -92,3 +100,22 @@ def _best_gains(profit: Profit, groups: Groups, own: Profit) -> Profit:
     for slot in range(1, size):  # few slots of many groups: whole matrices at a time
         np.maximum(best, np.take(profit, groups[:, slot], axis=1) - own[:, slot], out=best)
     return best
+
+
+def _best_cycles(gains: Profit) -> NDArray[np.int64]:
+    """Return where each group hands a channel, itself if it hands none: the disjoint cycles of most gain.
+
+    The gain of a move [to, from] is that of none on the diagonal, so that every group may stay out.
+    """
+    number = len(gains)
+    if number <= MOST_GROUPS_TO_MATCH:
+        return np.asarray(linear_sum_assignment(gains.T, maximize=True)[1])
+    each = np.arange(number)
+    partners = np.argpartition(-gains.T, PARTNERS, axis=1)[:, :PARTNERS]
+    givers, takers = np.repeat(each, PARTNERS), partners.reshape(-1)
+    others = givers != takers
+    givers, takers = np.concatenate([givers[others], each]), np.concatenate([takers[others], each])
+    weights = gains[takers, givers].astype(np.float64)
+    # All weights positive: zero would mean that there is no such move.
+    moves = csr_array((weights.max() + 1 - weights, (givers, takers)), shape=gains.shape)
+    return np.asarray(min_weight_full_bipartite_matching(moves)[1], dtype=np.int64)

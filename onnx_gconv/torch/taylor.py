@@ -12,6 +12,7 @@ from onnx_gconv.errors import DataError, ModelError
 from onnx_gconv.listener import OnProgress
 from onnx_gconv.model.network import Layer
 from onnx_gconv.model.shapes import Shape
+from onnx_gconv.model.transposed import as_filters
 from onnx_gconv.runtime import Feeds
 from onnx_gconv.torch import load
 from onnx_gconv.torch.comparing import to_computable
@@ -57,6 +58,7 @@ def kernel_moves(
                     total[name] += (weight.detach() * gradient).double().flatten(2).sum(2).square()
             draws += 1
     found = {name: np.asarray(np.sqrt(value.numpy() / max(draws, 1))) for name, value in total.items()}
+    found |= {layer.name: as_filters(found[layer.name], layer.groups) for layer in layers if layer.is_transposed}
     if not all(np.isfinite(value).all() for value in found.values()):
         raise DataError(
             "on the calibration samples, a gradient is not finite.", hint="look for NaN and very large numbers in the data"
