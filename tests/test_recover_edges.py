@@ -7,6 +7,7 @@ from fitting import Normal, distance, grouped, outputs, plan_of, recover
 from numpy.typing import ArrayLike
 from tiny import conv_net, from_text, get_tensor
 
+import onnx_gconv
 from onnx_gconv.errors import DataError
 from onnx_gconv.recover.fitting import FitOptions, masked_sites
 from onnx_gconv.recover.normal import Sums, add_up
@@ -185,3 +186,17 @@ def test_functions_of_the_model_itself_are_carried_along(normal: Normal) -> None
     for name, value in tensors.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value, np.float32), name))
     refitted(model, x=IMAGES)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-21, 1e-23])
+@pytest.mark.parametrize("channels", [4, 12])  # systems that are solved at once, and those that are factored in tiles
+def test_a_signal_that_dies_away_is_no_failure(size: float, channels: int, normal: Normal) -> None:
+    """Its squares underflow in float32, so that rounding decides whether second moments are definite."""
+    text = """m (float[N,C,6,6] x) => (float[N,C,6,6] y)
+        { a = Conv <pads = [1, 1, 1, 1]> (x, w, b) r = Relu (a) c = Conv <pads = [1, 1, 1, 1]> (r, v, b) s = Relu (c)
+          y = Conv <pads = [1, 1, 1, 1]> (s, u, b) }"""
+    weights = {name: normal(channels, channels, 3, 3) for name in "wvu"} | {"b": np.zeros(channels, np.float32)}
+    dense = from_text(text.replace("C,6", f"{channels},6"), **weights)
+    images = size * np.random.default_rng(1).standard_normal((30, channels, 6, 6)).astype(np.float32)
+    found = onnx_gconv.compress(dense, max_macs=0.7, calib={"x": images}, width_step=1)
+    assert all(np.isfinite(values).all() for values in outputs(found.model, {"x": images}))

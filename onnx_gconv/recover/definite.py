@@ -16,6 +16,7 @@ Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 Reals = TypeVar("Reals", Doubles, Floats)
 TILE = 256
+JITTER = 1e-12  # of a diagonal, to begin with, where rounding has made a matrix indefinite
 
 
 class Run(Protocol):
@@ -99,6 +100,20 @@ def factored(matrix: Doubles, ridge: float = 0.0, run: Run = map, *, less: Doubl
 
         list(run(below, _tiles(size, tile.stop)))
     return Factor(lower, tuple(inverses))
+
+
+def damped(matrix: Doubles, ridge: float, run: Run = map, *, less: Doubles | None = None) -> tuple[Factor, float]:
+    """Return the factor of a finite matrix that is positive definite but for rounding, and the ridge that this took, if not more.
+
+    Rounding is large where what is added up is so small that its squares underflow: a model whose signal dies away.
+    """
+    while True:
+        try:
+            return factored(matrix, ridge, run, less=less), ridge
+        except np.linalg.LinAlgError:
+            largest = float(np.abs(np.diagonal(matrix)).max())
+            assert ridge <= len(matrix) * max(largest, 1.0), "second moments are finite"  # NaN is no less than anything
+            ridge = max(100 * ridge, JITTER * largest) or 1.0
 
 
 def inverted(lower: Doubles) -> Doubles:

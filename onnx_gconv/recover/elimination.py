@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx_gconv.recover.definite import Factor, Run, factored, inverted
+from onnx_gconv.recover.definite import JITTER, Run, damped, inverted
 
 Doubles = NDArray[np.float64]
 Channels = NDArray[np.int64]
@@ -19,7 +19,6 @@ STEPS = 64  # all of P and W is brought up to date about so often: in wide space
 CANDIDATES = 4  # for each channel that goes: the cheapest ones, among which the next is looked for until then
 SMALLER = 0.75  # share of the channels left at which what belongs to the others is let go
 SPAN = 1024  # rows of P that are brought up to date as one piece of work
-JITTER = 1e-12  # of a diagonal, to begin with, where rounding has made a matrix indefinite
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +53,7 @@ def eliminate(readers: Sequence[Reader], *, least: int = 0, run: Run = map) -> E
     A channel's removal changes P and W of some channels in a way that only P and W of these decide. So between two times that
     all of P and W is brought up to date, those of the cheapest channels are, and the error of each removal is exact.
     """
-    inverses = (reader.gram if reader.is_inverse else _factor(reader.gram, run).inverse(run) for reader in readers)
+    inverses = (reader.gram if reader.is_inverse else damped(reader.gram, 0.0, run)[0].inverse(run) for reader in readers)
     states = [_State(inverse, reader.weight.copy(), reader.rows) for inverse, reader in zip(inverses, readers, strict=True)]
     channels = len(readers[0].rows)
     at_once = max(1, channels // STEPS)
@@ -86,7 +85,7 @@ def eliminate(readers: Sequence[Reader], *, least: int = 0, run: Run = map) -> E
 def without_others(inverse: Doubles, weight: Doubles, rows: Channels, run: Run = map) -> Doubles:
     """Return the weights of these rows that make up for all the others as far as the second moments allow; these are inverted."""
     others = np.setdiff1d(np.arange(len(inverse)), rows)
-    moved = inverse[np.ix_(rows, others)] @ _factor(inverse[np.ix_(others, others)], run).solve(weight[others], run)
+    moved = inverse[np.ix_(rows, others)] @ damped(inverse[np.ix_(others, others)], 0.0, run)[0].solve(weight[others], run)
     return np.asarray(weight[rows] - moved)
 
 
@@ -182,16 +181,4 @@ def _triangle(matrix: Doubles) -> Doubles:
     try:
         return inverted(np.asarray(np.linalg.cholesky(matrix)))
     except np.linalg.LinAlgError:
-        return inverted(_factor(matrix, map).lower)
-
-
-def _factor(matrix: Doubles, run: Run) -> Factor:
-    """Return the factor of a matrix that is positive definite but for rounding."""
-    ridge, jitter = 0.0, JITTER
-    while True:
-        try:
-            return factored(matrix, ridge, run)
-        except np.linalg.LinAlgError:
-            assert jitter < 1, "second moments are finite"
-            ridge = jitter * float(np.abs(np.diagonal(matrix)).max()) or 1.0
-            jitter *= 100
+        return inverted(damped(matrix, 0.0)[0].lower)

@@ -143,7 +143,8 @@ class _Spread:
         rows = values.reshape(*values.shape[:2], -1).astype(np.float32, copy=False)
         mean = rows.mean(axis=2)  # of each sample: about it, float32 is exact enough
         about = rows - mean[:, :, None]
-        within = np.matmul(about[:, :, None], about[:, :, :, None])[:, :, 0, 0].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are found in the moments
+            within = np.matmul(about[:, :, None], about[:, :, :, None])[:, :, 0, 0].astype(np.float64)
         each, size = mean.astype(np.float64), rows.shape[2]
         return cls(len(rows) * size, size * each.sum(axis=0), (within + size * np.square(each)).sum(axis=0))
 

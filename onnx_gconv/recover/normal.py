@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx_gconv.recover.definite import Factor, Run, factored
+from onnx_gconv.recover.definite import Factor, Run, damped
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -257,8 +257,9 @@ class Equations:
         each = np.array(ridges)[:, None, None]
         if size <= SMALL:
             return cls(has_intercept, each, total.uu - _outer(off, off) + each * np.eye(size), ())
-        factors = [factored(uu, ridge, run, less=less) for uu, ridge, less in zip(total.uu, ridges, off, strict=True)]
-        return cls(has_intercept, each, total.uu[:0], tuple(factors))
+        found = [damped(uu, ridge, run, less=less) for uu, ridge, less in zip(total.uu, ridges, off, strict=True)]
+        each = np.array([ridge for _, ridge in found])[:, None, None]
+        return cls(has_intercept, each, total.uu[:0], tuple(factor for factor, _ in found))
 
     def solve(self, total: Sums, prior: Coefficients, run: Run = map) -> Coefficients:
         """Return the weights for these targets; the inputs are those that the equations are of."""

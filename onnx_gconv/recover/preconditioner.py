@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnx_gconv.recover.definite import Doubles, Factor, Floats, Run, factored
+from onnx_gconv.recover.definite import Doubles, Factor, Floats, Run, damped
 from onnx_gconv.recover.normal import SMALL, Sums
 
 DAMPING = 1e-3  # of a step, by the mean square of the patches
@@ -28,7 +28,7 @@ class Preconditioner:
             moments = weight * np.stack([_with_one(total, block) for block in range(blocks)])
             inverses = np.linalg.inv(moments + ridge[:, None, None] * np.eye(size + 1)).astype(np.float32)
             return cls(ridge[:, None, None], (), inverses)
-        factors = [_factor(weight * _with_one(total, block), float(ridge[block]), run).single() for block in range(blocks)]
+        factors = [damped(weight * _with_one(total, block), float(ridge[block]), run)[0].single() for block in range(blocks)]
         return cls(ridge[:, None, None], tuple(factors), None)
 
     def solve(self, values: Doubles, run: Run) -> Doubles:
@@ -51,13 +51,3 @@ def _with_one(total: Sums, block: int) -> Doubles:
         total.count,
     )
     return moments
-
-
-def _factor(moments: Doubles, ridge: float, run: Run) -> Factor:
-    """Return the factor of damped moments; rounding may ask for more damping, which a preconditioner can bear."""
-    for _ in range(10):
-        try:
-            return factored(moments, ridge, run)
-        except np.linalg.LinAlgError:
-            ridge *= 10
-    raise AssertionError("second moments are finite")
