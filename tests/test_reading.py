@@ -461,15 +461,16 @@ def test_an_input_that_is_transposed_first_has_its_channels_last() -> None:
 
 
 def test_a_failing_trial_run_shows_its_reason_and_names_the_input(tmp_path: Path) -> None:
-    # The first Reshape takes 5x5 pixels only, and Abs keeps shape inference from going on.
+    # The Reshape takes 5x5 pixels only, and how many numbers are not zero no inference can tell.
     model = from_text(
         """m (float[N,4,S,S] image) => (y) {
         flat = Reshape (image, wanted)
-        same = Abs (size)
-        back = Reshape (flat, same)
-        y = Conv (back, w)
+        places = NonZero (flat)
+        numbers = Cast <to = 1> (places)
+        one = Unsqueeze (numbers, axis)
+        y = Conv (one, w)
     }""",
-        wanted=np.array([1, 100]), size=np.array([1, 4, 5, 5]), w=np.ones((4, 4, 1, 1), np.float32),
+        wanted=np.array([1, 100]), axis=np.array([0]), w=np.ones((4, 2, 1), np.float32),
     )  # fmt: skip
     path = save(model, tmp_path / "m.onnx")
     done = gconv("inspect", path)
