@@ -226,8 +226,8 @@ def _add_solving(parser: argparse.ArgumentParser) -> None:
         "--effort",
         type=int,
         choices=range(4),
-        help="how hard to search (default 1). On a ResNet-20 with --calib, 2 took 1.3 times as long as 1 and 3 up to 1.7 times; with "
-        "groups that brought half a point, with widths nothing. 0 is the quickest",
+        help="how hard to search (default 1). On a ResNet-20 with --calib, 2 took 1.3 times as long as 1 and 3 up to 1.7 times; "
+        "with groups that brought half a point, with widths nothing. 0 is the quickest",
     )
     how.add_argument(
         "--sort-rounds",
