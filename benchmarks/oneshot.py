@@ -44,6 +44,7 @@ HEAD = """\
 Made by `python benchmarks/oneshot.py -o benchmarks/{name} --torch PYTHON --images {images}`: CIFAR-10, top-1 in % of the first
 {images:,} test images; calibration on the first training images, without labels; seed {seed}. Seconds, CPU seconds and peak
 memory are those of planning and recovery; other work was running on the {cores} cores, so that CPU seconds say more than seconds.
+"Recovered" rows with 1,000 images by `trial` are of the present version, all others of earlier ones, whose fit was weaker.
 
 - recovered: `compress --calib`
 - masked: grouped, nothing else
