@@ -424,6 +424,53 @@ def test_a_conv_of_constants_is_no_layer() -> None:
     assert {name for name, reason in reasons.items() if "what it gives is constant" in reason} == {"a", "b"}
 
 
+# --- found by the fuzz driver, and not on reading --------------------------------------------------------------------------
+
+
+def masked_and_written(model: onnx.ModelProto, **feeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the masked and the grouped model give, both without our verification."""
+    result = onnx_gconv.compress(model, groups=2, verify=False)
+    assert result.plan.layers
+    masked = onnx_gconv.mask(model, result.plan, verify=False).model
+    return outputs(masked, **feeds)[0], outputs(result.model, **feeds)[0]
+
+
+def test_a_gather_does_not_move_through_tensors_of_unknown_shape() -> None:
+    rng = np.random.default_rng(0)
+    # ONNX Runtime has no Relu of int64, so that no run settles shapes; once the weight is stored, it is gone.
+    model = from_text(
+        """m (float[1,4,6,6] image) => (out) {
+        same = Relu (shape)
+        zeros = ConstantOfShape (same)
+        whole = Add (zeros, w)
+        a = Conv (image, whole)
+        b = Conv (image, whole)
+        both = Add (a, b)
+        out = Abs (both)
+    }""",
+        shape=np.array([8, 4, 1, 1]), w=rng.standard_normal((8, 4, 1, 1)),
+    )  # fmt: skip
+    one, other = masked_and_written(model, image=rng.standard_normal((1, 4, 6, 6)))
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_channels_that_a_broadcast_makes_pixels_keep_their_order() -> None:
+    rng = np.random.default_rng(0)
+    model = from_text(
+        """m (float[1,4,2,2] image) => (out) {
+        a = Conv (image, w)
+        flat = Flatten (a)
+        pooled = GlobalAveragePool (a)
+        b = Conv (pooled, v)
+        mixed = Mul (flat, b)
+        out = Abs (mixed)
+    }""",
+        w=rng.standard_normal((8, 4, 1, 1)), v=rng.standard_normal((8, 8, 1, 1)),
+    )  # fmt: skip
+    one, other = masked_and_written(model, image=rng.standard_normal((1, 4, 2, 2)))
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 # --- dynamic axes ---------------------------------------------------------------------------------------------------------
 
 

@@ -193,6 +193,8 @@ class _Walk:
             if shape is None:
                 return False
             dim = 1 - (len(result) - len(shape))  # NumPy broadcasting aligns shapes at the right
+            if dim != 1 and name in self.axes:
+                return False  # its channels become pixels here, whose order is fixed
             if dim < 0 or shape[dim] == 1 != result[1]:
                 continue  # the same for every channel
             if self._constants.is_constant(name):

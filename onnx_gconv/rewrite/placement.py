@@ -378,7 +378,8 @@ def sink(
 ) -> list[str]:
     """Return the tensors from a Conv's output down to where its Gather costs least: behind the activation, say."""
     path = [tensor]
-    while tensor not in ends and len(readers.get(tensor, [])) == 1:
+    # A tensor of unknown shape has no axis: nobody can say what of the next node would have to follow.
+    while tensor in spaces.axes and tensor not in ends and len(readers.get(tensor, [])) == 1:
         (node,) = readers[tensor]
         result = node.output[0]
         others = [name for name in node.input if name in spaces.axes and name != tensor]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.descriptor import FieldDescriptor as Field
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 Rng = np.random.Generator
 # None between: a model of 65536 pixels is no malformed one, only a slow one.
@@ -40,7 +40,7 @@ def mutated_model(content: bytes, rng: Rng) -> bytes:
             return content
         try:
             pick(rng, MUTATORS)(model, rng)
-        except (IndexError, ValueError, UnicodeError, TypeError, onnx.shape_inference.InferenceError):
+        except (IndexError, ValueError, UnicodeError, TypeError, DecodeError, onnx.shape_inference.InferenceError):
             continue  # nothing of its kind here, or a value that the field does not take
         content = model.SerializeToString()
     return content
