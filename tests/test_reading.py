@@ -527,3 +527,22 @@ def test_a_failing_trial_run_shows_its_reason_and_names_the_input(tmp_path: Path
     assert done.code == 1
     assert "--input-shape image=?x4x?x?" in done.err
     assert gconv("inspect", path, "--input-shape", "1x4x5x5").err == ""
+
+
+@pytest.mark.parametrize(
+    ("op", "w", "b", "culprit"),
+    [
+        ("Conv", (4, 3, 1, 1), (4,), "'w' of 4x3x1x1"),
+        ("Conv", (4, 2, 1, 1), (2,), "'b' has the shape 2"),
+        ("ConvTranspose", (3, 4, 1, 1), (4,), "'w' of 3x4x1x1"),
+        ("ConvTranspose", (2, 4, 1, 1), (2,), "'b' has the shape 2"),
+    ],
+)
+def test_constants_for_other_channels_are_named(
+    op: str, w: tuple[int, ...], b: tuple[int, ...], culprit: str, tmp_path: Path
+) -> None:
+    text = f"m (float[1,2,5,5] x) => (float[1,c,h,v] y) {{ y = {op} (x, w, b) }}"
+    path = save(from_text(text, w=np.ones(w, np.float32), b=np.ones(b, np.float32)), tmp_path / "m.onnx")
+    done = gconv("inspect", path)
+    assert done.code == 1
+    assert culprit in done.err

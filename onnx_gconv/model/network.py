@@ -129,12 +129,14 @@ def _misfits(node: onnx.NodeProto, data: Shape, shape_of: Callable[[str], Shape 
     for slot in PER_CHANNEL.get(node.op_type, ()):
         if shape_of(node.input[slot]) not in (None, data[1:2]):
             yield node.input[slot]
-    weight = shape_of(node.input[1]) if node.op_type == "Conv" else None
+    weight = shape_of(node.input[1]) if node.op_type in CONVOLVING else None
     if weight is not None and len(weight) > 2:
         groups = integer(node, "group", 1)
-        if len(data) != len(weight) or data[1] != weight[1] * groups or weight[0] % groups:
+        whole, all_groups = weight[0], weight[1] * groups
+        ins, outs = (all_groups, whole) if node.op_type == "Conv" else (whole, all_groups)
+        if len(data) != len(weight) or data[1] != ins or whole % groups:
             yield node.input[1]
-        if len(node.input) > 2 and node.input[2] and shape_of(node.input[2]) not in (None, weight[:1]):
+        if len(node.input) > 2 and node.input[2] and shape_of(node.input[2]) not in (None, (outs,)):
             yield node.input[2]
 
 
