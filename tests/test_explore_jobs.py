@@ -345,7 +345,7 @@ def test_killed_itself_it_goes_on_and_ends_as_if_it_had_not_been(here: Path) -> 
     wait_for(lambda: not any(is_running(process) for process in below), 30)  # workers go with it
     before = {name: time for name, time in times("sweep").items() if Path("sweep", f"{name[:8]}.result.json").exists()}
     assert {name[:8] for name in before} < set(NAMES)  # some are done, not all
-    Path("sweep", ".onnx-gconv-cut").mkdir()  # as if it had been killed while it moved the files of a point
+    Path("sweep", ".onnx-gconv-cut_here").mkdir()  # as if it had been killed while it wrote the files of a point
     explore(*FLAGS, jobs=1)
     assert {name: times("sweep")[name] for name in before} == before
     assert made("sweep") == made("whole")

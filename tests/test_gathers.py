@@ -265,7 +265,7 @@ def test_random_graphs_have_the_gathers_that_were_counted(gathers: GathersName) 
             tried += bool(rows)
             equal += bool(rows) and real == counted
     assert tried > 100
-    assert equal > 0.3 * tried  # of few channels, groups are the same by chance
+    assert equal > 0.2 * tried  # of few channels, groups are the same by chance, and the more layers are grouped, the more often
 
 
 # The search alone, with widths
