@@ -34,8 +34,8 @@ HEAD = """\
 Made by `python benchmarks/scale.py -o benchmarks/scale.md`; what the rows are, it says at its top. All at 70 % of the MACs. CPU
 seconds are those of all threads, user and system. "Before" is commit 61e0fae, in front of the work on speed. An exponent of 1 is
 linear growth: it is the slope of the logarithm of the CPU seconds against that of the images, the depth or the pixels. "Told" is
-what the tool says beforehand, in CPU seconds of this machine. Wall seconds are of a busy machine but for ResNet-50 with 250 images,
-ResNet-101 and the trained models now. Earlier still, ResNet-50 with 250 images had not ended after 24 minutes and 33 CPU minutes,
+what the tool says beforehand, in CPU seconds of this machine. Wall seconds are of a busy machine but for ResNet-50 with 250 images
+and ResNet-101. Earlier still, ResNet-50 with 250 images had not ended after 24 minutes and 33 CPU minutes,
 and groups took 344 CPU seconds on MobileNet-v2 and 131 on ResNet-56. Efforts: ResNet-20 at half of its MACs.
 """
 HEAD_OF_ROWS = "| model | images | pixels | forms | CPU s before | now | wall s before | now | peak MiB before | now | told / now |"
