@@ -4,6 +4,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -32,6 +33,7 @@ NO_TENSORS = frozenset(
         "ZipMap",
     }
 )  # fmt: skip
+NOTHING_STEERED: Mapping[str, int] = MappingProxyType({})
 # What 0 threads stand for: ONNX Runtime's own choice, or this process's share of the cores.
 _share = {"threads": 0}
 QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
@@ -146,14 +148,28 @@ def random_feeds(model: onnx.ModelProto, shapes: Mapping[str, Shape], rng: np.ra
 
 
 def feed_batches(
-    model: onnx.ModelProto, active: ort.InferenceSession, *, given: Mapping[str, Shape], seed: int, samples: int
+    model: onnx.ModelProto,
+    active: ort.InferenceSession,
+    *,
+    given: Mapping[str, Shape],
+    seed: int,
+    samples: int,
+    steering: Mapping[str, int] = NOTHING_STEERED,
 ) -> Iterator[Feeds]:
-    """Yield seeded inputs that the model really runs on; dynamic axes get the first small size that works."""
+    """Yield seeded inputs that the model really runs on; dynamic axes get the first small size that works.
+
+    The inputs of `steering` are these numbers throughout.
+    """
+
+    def feeds() -> Feeds:
+        drawn = random_feeds(model, shapes, rng)
+        return drawn | {name: np.full_like(drawn[name], value) for name, value in steering.items()}
+
     failure: ModelError | None = None
     for spatial in SMALL_SIZES:
         shapes = input_shapes(model, given, spatial=spatial)
         rng = np.random.default_rng(seed)
-        first = random_feeds(model, shapes, rng)
+        first = feeds()
         try:
             run(active, first)
         except ModelError as error:
@@ -163,7 +179,7 @@ def feed_batches(
             continue
         yield first
         for _ in range(samples - 1):
-            yield random_feeds(model, shapes, rng)
+            yield feeds()
         return
     assert failure is not None
     raise failure

@@ -28,7 +28,8 @@ FLOW = {
     "rewrite": {"rewrite", "model", "solve", "plans", "errors"},
     "runtime": {"errors", "model"},
     "data": {"data", "errors", "model", "runtime"},
-    "verification": {"errors", "model", "runtime"},
+    "steering": {"errors", "model", "runtime"},
+    "verification": {"errors", "model", "runtime", "steering"},
     "evaluation": {"data", "errors", "listener", "runtime", "verification"},
     "recover": {
         *("recover", "data", "errors", "evaluation", "listener", "model", "plans", "rewrite", "runtime", "solve"),
@@ -40,7 +41,7 @@ FLOW = {
 }
 FLOW["pipeline"] = set(FLOW) - {"fields", "native_output"} | {"pipeline"}
 FLOW["exploration"] = FLOW["pipeline"] | {"exploration"}
-FLOW["report"] = FLOW["exploration"] - {"torch", "data", "rewrite", "runtime", "listener", "files", "cores"} | {
+FLOW["report"] = FLOW["exploration"] - {"torch", "data", "rewrite", "runtime", "steering", "listener", "files", "cores"} | {
     "report",
     "fields",
 }
