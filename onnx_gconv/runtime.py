@@ -147,6 +147,11 @@ def random_feeds(model: onnx.ModelProto, shapes: Mapping[str, Shape], rng: np.ra
     return feeds
 
 
+def steered(feeds: Feeds, steering: Mapping[str, int]) -> Feeds:
+    """Return the feeds with one number throughout for each input of the steering."""
+    return feeds | {name: np.full_like(feeds[name], value) for name, value in steering.items()}
+
+
 def feed_batches(
     model: onnx.ModelProto,
     active: ort.InferenceSession,
@@ -162,8 +167,7 @@ def feed_batches(
     """
 
     def feeds() -> Feeds:
-        drawn = random_feeds(model, shapes, rng)
-        return drawn | {name: np.full_like(drawn[name], value) for name, value in steering.items()}
+        return steered(random_feeds(model, shapes, rng), steering)
 
     failure: ModelError | None = None
     for spatial in SMALL_SIZES:
@@ -195,12 +199,14 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 
 
 def observe_shapes(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return the shapes that these tensors really have in a run at these input shapes.
+    """Return the shapes that these tensors really have in a run at these input shapes; nothing of those in bodies.
 
     The run gives the shapes alone: ONNX Runtime lets go of each tensor when it has been read, so that large ones cost nothing.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
-    observed = {name: f"{name}::shape" for name in names if makers[name].op_type not in NO_TENSORS}
+    observed = {name: f"{name}::shape" for name in names if name in makers and makers[name].op_type not in NO_TENSORS}
+    if not observed:
+        return {}
 
     def make() -> onnx.ModelProto:
         result = with_outputs(model, list(observed.values()))

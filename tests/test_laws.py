@@ -29,6 +29,7 @@ FLOW = {
     "runtime": {"errors", "model"},
     "data": {"data", "errors", "model", "runtime"},
     "steering": {"errors", "model", "runtime"},
+    "observing": {"errors", "model", "runtime", "steering"},
     "verification": {"errors", "model", "runtime", "steering"},
     "evaluation": {"data", "errors", "listener", "runtime", "verification"},
     "recover": {
@@ -41,7 +42,17 @@ FLOW = {
 }
 FLOW["pipeline"] = set(FLOW) - {"fields", "native_output"} | {"pipeline"}
 FLOW["exploration"] = FLOW["pipeline"] | {"exploration"}
-FLOW["report"] = FLOW["exploration"] - {"torch", "data", "rewrite", "runtime", "steering", "listener", "files", "cores"} | {
+FLOW["report"] = FLOW["exploration"] - {
+    "torch",
+    "data",
+    "rewrite",
+    "runtime",
+    "steering",
+    "observing",
+    "listener",
+    "files",
+    "cores",
+} | {
     "report",
     "fields",
 }

@@ -171,10 +171,13 @@ def _settle(model: onnx.ModelProto, inputs: Mapping[str, Shape], observe: Observ
     shapes = infer(model, inputs)
     require_affordable(shapes)
     missing = [name for node in model.graph.node for name in node.output if name and name not in shapes]
-    if not missing or observe is None:
+    inner = [body.graph for body in bodies(model) if any(map(_is_conv, body.graph.node))]
+    made = times_made(model.graph) if inner else Counter[str]()
+    hidden = [name for graph in inner for node in graph.node for name in node.output if made[name] == 1 and name not in shapes]
+    if not (missing or hidden) or observe is None:
         return _Settled(shapes)
     try:
-        return _Settled(shapes | observe(model, missing, inputs))
+        return _Settled(shapes | observe(model, [*missing, *hidden], inputs))
     except ModelError as error:
         return _Settled(shapes, str(error))
 
@@ -247,12 +250,12 @@ def _why_inside(layer: Layer, body: Body, made: Mapping[str, int]) -> str:
     shared = [name for name in (layer.name, layer.weight, layer.bias) if name and made[name] > 1]
     if body.node.op_type not in STEERED:
         return where
+    if not body.constants.is_stored(layer.weight):
+        return f"{where}, and its weight is computed from constants"
     if body.whole.ir_version < FREE_INITIALIZERS_IR:
         return f"{where}, and before IR version {FREE_INITIALIZERS_IR} a body holds no weights of its own"
     if shared:
         return f"{where}, and another graph of the model has a tensor {shared[0]!r}, too"
-    if not body.constants.is_stored(layer.weight):
-        return f"{where}, and its weight is computed from constants"
     return ""
 
 

@@ -16,8 +16,9 @@ from onnx_gconv.model.file import complete, digest_of, load_with_data_files, sha
 from onnx_gconv.model.listed import delisted, listed_initializers
 from onnx_gconv.model.network import Network, is_quantised_throughout, read
 from onnx_gconv.model.shapes import Shape, ShapeLike, given_shapes, has_dynamic_axes, input_shapes
+from onnx_gconv.observing import observe
 from onnx_gconv.pipeline.reaching import with_reached
-from onnx_gconv.runtime import installation_conflict, observe_shapes
+from onnx_gconv.runtime import installation_conflict
 
 
 class HasModel(Protocol):
@@ -52,7 +53,7 @@ class Original:
     @cached_property
     def network(self) -> Network:
         """Its layers, shapes and counts."""
-        network = read(self.model, input_shapes(self.model, self.given_shapes), observe=observe_shapes)
+        network = read(self.model, input_shapes(self.model, self.given_shapes), observe=observe)
         return with_reached(network, self.model, self.given_shapes)
 
     @property
