@@ -18,12 +18,11 @@ Taps = list[tuple[str, str]]  # a tensor of a body, and the one further outwards
 
 def observe(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the shapes of these tensors in runs at these input shapes; of bodies that no run reaches, or tells of, nothing."""
-    made = {name for node in model.graph.node for name in node.output}
-    main = [name for name in names if name in made]
-    shapes = observe_shapes(model, main, inputs) if main else {}
-    if len(main) < len(names):
+    shapes = observe_shapes(model, names, inputs)
+    hidden = set(names).difference(*(node.output for node in model.graph.node))
+    if hidden:
         with suppress(ModelError):  # it is no failure not to know them
-            shapes |= _inside(model, set(names) - made, inputs)
+            shapes |= _inside(model, hidden, inputs)
     return shapes
 
 
@@ -51,14 +50,11 @@ def _tap(graph: onnx.GraphProto, names: Collection[str]) -> Taps:
     taps: Taps = []
     for node in graph.node:
         inner = list(inner_graphs(node))
-        hidden = len(inner[0].output) - len(node.output) - (node.op_type == "Loop") if inner else 0
-        if (
-            not inner
-            or hidden
-            or node.op_type not in STEERED
-            or any(each.name.startswith("scan_output") for each in node.attribute)
-        ):
-            continue  # one more output could not be told apart
+        if not inner or node.op_type not in STEERED:
+            continue
+        left_out = len(inner[0].output) - len(node.output) - (node.op_type == "Loop")
+        if left_out or any(each.name.startswith("scan_output") for each in node.attribute):
+            continue  # one more output would be taken for another one
         for index, body in enumerate(inner):
             for origin, name in [*_tap(body, names), *_shapes(body, names)]:
                 taps.append((origin, f"{name}::out"))

@@ -42,20 +42,8 @@ FLOW = {
 }
 FLOW["pipeline"] = set(FLOW) - {"fields", "native_output"} | {"pipeline"}
 FLOW["exploration"] = FLOW["pipeline"] | {"exploration"}
-FLOW["report"] = FLOW["exploration"] - {
-    "torch",
-    "data",
-    "rewrite",
-    "runtime",
-    "steering",
-    "observing",
-    "listener",
-    "files",
-    "cores",
-} | {
-    "report",
-    "fields",
-}
+UNSEEN = {"torch", "data", "rewrite", "runtime", "steering", "observing", "listener", "files", "cores"}
+FLOW["report"] = FLOW["exploration"] - UNSEEN | {"report", "fields"}
 
 
 def imports(path: Path) -> set[str]:
