@@ -4,6 +4,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -32,6 +33,7 @@ NO_TENSORS = frozenset(
         "ZipMap",
     }
 )  # fmt: skip
+NOTHING_STEERED: Mapping[str, int] = MappingProxyType({})
 # What 0 threads stand for: ONNX Runtime's own choice, or this process's share of the cores.
 _share = {"threads": 0}
 QUIET = 4  # ONNX Runtime's log level for fatal errors: what fails here comes back as an exception
@@ -145,15 +147,33 @@ def random_feeds(model: onnx.ModelProto, shapes: Mapping[str, Shape], rng: np.ra
     return feeds
 
 
+def steered(feeds: Feeds, steering: Mapping[str, int]) -> Feeds:
+    """Return the feeds with one number throughout for each input of the steering."""
+    return feeds | {name: np.full_like(feeds[name], value) for name, value in steering.items()}
+
+
 def feed_batches(
-    model: onnx.ModelProto, active: ort.InferenceSession, *, given: Mapping[str, Shape], seed: int, samples: int
+    model: onnx.ModelProto,
+    active: ort.InferenceSession,
+    *,
+    given: Mapping[str, Shape],
+    seed: int,
+    samples: int,
+    steering: Mapping[str, int] = NOTHING_STEERED,
 ) -> Iterator[Feeds]:
-    """Yield seeded inputs that the model really runs on; dynamic axes get the first small size that works."""
+    """Yield seeded inputs that the model really runs on; dynamic axes get the first small size that works.
+
+    The inputs of `steering` are these numbers throughout.
+    """
+
+    def feeds() -> Feeds:
+        return steered(random_feeds(model, shapes, rng), steering)
+
     failure: ModelError | None = None
     for spatial in SMALL_SIZES:
         shapes = input_shapes(model, given, spatial=spatial)
         rng = np.random.default_rng(seed)
-        first = random_feeds(model, shapes, rng)
+        first = feeds()
         try:
             run(active, first)
         except ModelError as error:
@@ -163,7 +183,7 @@ def feed_batches(
             continue
         yield first
         for _ in range(samples - 1):
-            yield random_feeds(model, shapes, rng)
+            yield feeds()
         return
     assert failure is not None
     raise failure
@@ -179,12 +199,14 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
 
 
 def observe_shapes(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return the shapes that these tensors really have in a run at these input shapes.
+    """Return the shapes that these tensors really have in a run at these input shapes; nothing of those in bodies.
 
     The run gives the shapes alone: ONNX Runtime lets go of each tensor when it has been read, so that large ones cost nothing.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
-    observed = {name: f"{name}::shape" for name in names if makers[name].op_type not in NO_TENSORS}
+    observed = {name: f"{name}::shape" for name in names if name in makers and makers[name].op_type not in NO_TENSORS}
+    if not observed:
+        return {}
 
     def make() -> onnx.ModelProto:
         result = with_outputs(model, list(observed.values()))

@@ -15,7 +15,8 @@ from onnx_gconv.errors import VerifyError
 from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.shapes import Shape, free_inputs
 from onnx_gconv.model.shell import is_large, shell
-from onnx_gconv.runtime import Feeds, Output, feed_batches, lean_session, release_freed_memory, run, with_outputs
+from onnx_gconv.runtime import Feeds, Output, lean_session, release_freed_memory, run, with_outputs
+from onnx_gconv.steering import steered_batches
 
 Order = NDArray[np.int64]
 Item = TypeVar("Item")
@@ -328,7 +329,7 @@ def _watch(source: ModelOrMaker, names: Sequence[str] | None, how: Sampling, *, 
     if like is not None:
         feeds = like.feeds
     else:
-        feeds = list(feed_batches(structure, active, given=how.shapes, seed=how.seed, samples=how.samples))
+        feeds = steered_batches(structure, active, given=how.shapes, seed=how.seed, samples=how.samples)
     return Seen(structure, feeds, [run(active, batch) for batch in feeds])
 
 

@@ -28,7 +28,9 @@ FLOW = {
     "rewrite": {"rewrite", "model", "solve", "plans", "errors"},
     "runtime": {"errors", "model"},
     "data": {"data", "errors", "model", "runtime"},
-    "verification": {"errors", "model", "runtime"},
+    "steering": {"errors", "model", "runtime"},
+    "observing": {"errors", "model", "runtime", "steering"},
+    "verification": {"errors", "model", "runtime", "steering"},
     "evaluation": {"data", "errors", "listener", "runtime", "verification"},
     "recover": {
         *("recover", "data", "errors", "evaluation", "listener", "model", "plans", "rewrite", "runtime", "solve"),
@@ -40,10 +42,8 @@ FLOW = {
 }
 FLOW["pipeline"] = set(FLOW) - {"fields", "native_output"} | {"pipeline"}
 FLOW["exploration"] = FLOW["pipeline"] | {"exploration"}
-FLOW["report"] = FLOW["exploration"] - {"torch", "data", "rewrite", "runtime", "listener", "files", "cores"} | {
-    "report",
-    "fields",
-}
+UNSEEN = {"torch", "data", "rewrite", "runtime", "steering", "observing", "listener", "files", "cores"}
+FLOW["report"] = FLOW["exploration"] - UNSEEN | {"report", "fields"}
 
 
 def imports(path: Path) -> set[str]:

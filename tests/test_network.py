@@ -153,8 +153,8 @@ def test_convs_inside_if_and_functions_are_named_and_skipped() -> None:
     model.functions.append(helper.make_function("local", "twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)]))
     reasons = {conv.name: conv.reason for conv in network_of(model).skipped}
     assert reasons == {
-        "inner0": "it is inside the If node 'fork'",
-        "inner1": "it is inside the If node 'fork'",
+        "inner0": "it is inside the If node 'fork', and its weight or bias is read outside it as well",
+        "inner1": "it is inside the If node 'fork', and its weight or bias is read outside it as well",
         "twice:b": "it is inside the function 'twice'",
     }
 

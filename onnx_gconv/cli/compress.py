@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         _print(result, is_verbose=args.verbose)
     tell_search(result.clocked.planned, story)
     plan, network = result.plan, result.original.network
-    convs = len(network.layers) + len(network.skipped)
+    convs = len(network.all_layers) + len(network.skipped)
     numbers = {"spaces": len(plan.spaces), "branches": len(plan.dropped), "layers": len(plan.layers), "ranks": len(plan.low_rank)}
     done = what_was_done(**numbers, convs=convs)
     story.tell(done + ("" if args.verbose else "; -v lists them"))

@@ -156,7 +156,7 @@ def exploration_json(explored: Explored, points: Sequence[Point]) -> str:
         "source_sha256": explored.sha256,
         "by": axis,
         "before": {"params": network.count.params, "macs": network.count.macs},
-        "layers": [{"name": layer.name, "label": layer.label} for layer in network.layers],
+        "layers": [{"name": layer.name, "label": layer.label} for layer in network.all_layers],
         "spaces": [{"name": space.name, "label": space.label, "channels": space.channels} for space in explored.spaces],
         "points": [
             vars(point) | {"dominated": is_dominated} for point, is_dominated in zip(points, dominated(points, axis), strict=True)

@@ -13,6 +13,7 @@ from onnx_gconv.files import write_text
 from onnx_gconv.pipeline.choosing import option_table
 from onnx_gconv.pipeline.facts import Facts
 from onnx_gconv.pipeline.job import Job
+from onnx_gconv.pipeline.offering import offered
 from onnx_gconv.pipeline.planned import Solved
 from onnx_gconv.pipeline.planning import decide_candidates, solve, some_grouped, wanted_numbers, with_forms
 from onnx_gconv.pipeline.settings import GathersName, Settings
@@ -94,8 +95,8 @@ def _open_solutions(job: Job, folder: Path) -> SolutionFile:
 def _solve_layers(job: Job, folder: Path) -> Solved:
     """Return the layers solved for every number of groups, each with the best permutation that it could have."""
     original, settings, facts = job.original, job.settings, job.facts
-    network = original.network
-    skipped, allowed, rule = decide_candidates(job)
+    network = offered(job, "free")
+    skipped, allowed, rule = decide_candidates(job, network)
     assert rule is None, "an exploration searches, it follows no rule"
     file = _open_solutions(job, folder)
     todo = problems([layer for layer in network.layers if layer.name in allowed], wanted_numbers(allowed))

@@ -39,6 +39,17 @@ def outer_reads(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in graph.output)
 
 
+def stored(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return the tensors that a graph itself stores: initializers and Constant nodes."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.name == "value":
+                    found[node.output[0]] = attribute.t
+    return found
+
+
 class Constants:
     """The constant tensors of a model's main graph, by name.
 
@@ -121,7 +132,12 @@ class Constants:
                 if attribute.name == "value":
                     tensor: onnx.TensorProto = attribute.t
                     return tensor
-        return None
+        return self._inside.get(name) if node is None else None
+
+    @cached_property
+    def _inside(self) -> dict[str, onnx.TensorProto]:
+        """The tensors that bodies store: theirs is the value, wherever else the name is not known."""
+        return {name: tensor for node in self._model.graph.node for graph in inner_graphs(node) for name, tensor in _deep(graph)}
 
     def _upstream(self, name: str) -> Iterator[onnx.NodeProto]:
         """Yield the nodes that `name` is computed from, consumers before producers."""
@@ -185,6 +201,14 @@ class Constants:
         """How many numbers a computed constant may have."""
         stored: int = sum(math.prod(tensor.dims) for tensor in self._tensors.values())
         return FOLDED_FREELY + FOLDED_TO_STORED * stored
+
+
+def _deep(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Yield what a graph stores, and what graphs inside it do."""
+    yield from stored(graph).items()
+    for node in graph.node:
+        for inner in inner_graphs(node):
+            yield from _deep(inner)
 
 
 def _foldable(node: onnx.NodeProto) -> bool:

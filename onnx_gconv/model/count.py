@@ -7,12 +7,13 @@ as in the paper.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from onnx_gconv.model.attributes import integer
+from onnx_gconv.model.bodies import Body
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.shapes import Shape
 
@@ -58,20 +59,35 @@ class Count:
         return None if self.macs is None else 2 * self.macs
 
 
-def count(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Shape]) -> Count:
-    """Return the parameters and MACs of the main graph (bodies of If and Loop are not counted)."""
+def count(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Shape], inner: Sequence[Body]) -> Count:
+    """Return the parameters and MACs of the main graph and of its bodies, all of them as if each ran once.
+
+    What a body multiplies in shapes that are not known is left out, unless nothing else is there to count.
+    """
+    learned = _learned(model.graph.node, constants, shapes)
+    node_macs = {node.output[0]: _macs(node, shapes) for node in model.graph.node if node.op_type in MULTIPLYING}
+    params, inside = sum(learned.values()), dict[str, int | None]()
+    for body in inner:
+        params += sum(_learned(body.graph.node, body.constants, shapes).values())
+        learned_outside = _learned(body.graph.node, constants, shapes)
+        params += sum(size for name, size in learned_outside.items() if name not in body.own and name not in learned)
+        learned |= learned_outside
+        inside |= {node.output[0]: _macs(node, shapes) for node in body.graph.node if node.op_type in MULTIPLYING}
+    known = [macs for macs in (*node_macs.values(), *inside.values()) if macs is not None]
+    is_known = None not in node_macs.values() and (known or not inside)
+    return Count(params, sum(known) if is_known else None, node_macs | inside)
+
+
+def _learned(nodes: Iterable[onnx.NodeProto], constants: Constants, shapes: Mapping[str, Shape]) -> dict[str, int]:
+    """Return the size of each learned tensor, by the name of what holds it."""
     learned: dict[str, int] = {}
-    node_macs: dict[str, int | None] = {}
-    for node in model.graph.node:
+    for node in nodes:
         for slot in LEARNED_INPUTS.get(node.op_type, ()):
             if slot < len(node.input) and constants.is_constant(node.input[slot]):
                 origin = constants.origin(node.input[slot])
                 shape = shapes.get(origin, shapes.get(node.input[slot]))
                 learned[origin] = math.prod(constants.value(origin).shape if shape is None else shape)
-        if node.op_type in MULTIPLYING:
-            node_macs[node.output[0]] = _macs(node, shapes)
-    known = [macs for macs in node_macs.values() if macs is not None]
-    return Count(sum(learned.values()), sum(known) if len(known) == len(node_macs) else None, node_macs)
+    return learned
 
 
 def _macs(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:

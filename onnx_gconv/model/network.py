@@ -1,7 +1,8 @@
 """A model as the rest of the tool sees it: layers that can be grouped, Convs that cannot, and what it all costs."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.model.attributes import integer
+from onnx_gconv.model.bodies import STEERED, Body, bodies, times_made
 from onnx_gconv.model.channelwise import PER_CHANNEL
-from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs
+from onnx_gconv.model.constants import STANDARD_DOMAINS, Constants, inner_graphs, stored
 from onnx_gconv.model.count import CONVS, Count, count
+from onnx_gconv.model.listed import FREE_INITIALIZERS_IR
 from onnx_gconv.model.shapes import Shape, infer, require_affordable
 from onnx_gconv.model.transposed import CONVOLVING, as_filters
 
@@ -81,13 +84,19 @@ class Network:
     input_shapes: Mapping[str, Shape]
     shapes: Mapping[str, Shape]  # of every tensor that could be settled at these input shapes
     failed_run: str = ""  # why a run that was to settle shapes failed, if it did
+    inside: tuple[Layer, ...] = ()  # layers in bodies of If, Loop and Scan: coupled with none of the others
+
+    @property
+    def all_layers(self) -> tuple[Layer, ...]:
+        """The layers of the main graph, and those in bodies."""
+        return *self.layers, *self.inside
 
     def as_dict(self) -> dict[str, object]:
         """Return it for JSON."""
         return {
             "input_shapes": self.input_shapes,
             "totals": {"params": self.count.params, "macs": self.count.macs, "flops": self.count.flops},
-            "layers": [layer.as_dict() for layer in self.layers],
+            "layers": [layer.as_dict() for layer in self.all_layers],
             "skipped": [vars(conv) for conv in self.skipped],
         }
 
@@ -100,9 +109,12 @@ def read(model: onnx.ModelProto, inputs: Mapping[str, Shape], *, observe: Observ
     constants = Constants(model)
     settled = _settle(model, inputs, observe)
     _require_fitting(model, constants, settled.shapes)
-    counted = count(model, constants, settled.shapes)
+    inner = bodies(model)
+    counted = count(model, constants, settled.shapes, inner)
     layers, skipped = find_convs(model, constants, counted.node_macs)
-    return Network(tuple(layers), tuple(skipped), counted, dict(inputs), settled.shapes, settled.failed_run)
+    inside, skipped_inside = find_inside(model, constants, counted.node_macs, inner)
+    whole = counted, dict(inputs), settled.shapes, settled.failed_run
+    return Network(tuple(layers), (*skipped, *skipped_inside), *whole, tuple(inside))
 
 
 def _require_fitting(model: onnx.ModelProto, constants: Constants, shapes: Mapping[str, Shape]) -> None:
@@ -161,10 +173,13 @@ def _settle(model: onnx.ModelProto, inputs: Mapping[str, Shape], observe: Observ
     shapes = infer(model, inputs)
     require_affordable(shapes)
     missing = [name for node in model.graph.node for name in node.output if name and name not in shapes]
-    if not missing or observe is None:
+    inner = [body.graph for body in bodies(model) if any(map(_is_conv, body.graph.node))]
+    made = times_made(model.graph) if inner else Counter[str]()
+    hidden = [name for graph in inner for node in graph.node for name in node.output if made[name] == 1 and name not in shapes]
+    if not (missing or hidden) or observe is None:
         return _Settled(shapes)
     try:
-        return _Settled(shapes | observe(model, missing, inputs))
+        return _Settled(shapes | observe(model, [*missing, *hidden], inputs))
     except ModelError as error:
         return _Settled(shapes, str(error))
 
@@ -172,7 +187,7 @@ def _settle(model: onnx.ModelProto, inputs: Mapping[str, Shape], observe: Observ
 def find_convs(
     model: onnx.ModelProto, constants: Constants, node_macs: Mapping[str, int | None]
 ) -> tuple[list[Layer], list[Skipped]]:
-    """Return every Conv of the model in graph order, as a layer or as skipped with the reason."""
+    """Return every Conv of the main graph in its order, as a layer or as skipped with the reason; and those of functions."""
     layers: list[Layer] = []
     skipped: list[Skipped] = []
     # A Conv and a ConvTranspose with one weight would each group it in its own way.
@@ -191,7 +206,6 @@ def find_convs(
                 skipped.append(found)
         elif node.op_type in CONVS:
             skipped.append(Skipped(node.output[0], node.name or node.output[0], _why_other(node)))
-        skipped += _inside(node)
     bias_slots = {(layer.name, 2) for layer in layers}
     layers = [
         replace(layer, bias_elsewhere=not constants.readers(layer.bias) <= bias_slots) if layer.bias else layer for layer in layers
@@ -201,10 +215,50 @@ def find_convs(
             Skipped(
                 f"{function.name}:{node.output[0]}", node.name or node.output[0], f"it is inside the function {function.name!r}"
             )
-            for node in function.node
-            if node.op_type in CONVS
+            for node in _at_any_depth(function.node)
+            if node.op_type in CONVS or node.op_type in CONVOLVING
         ]
     return layers, skipped
+
+
+def find_inside(
+    model: onnx.ModelProto, constants: Constants, node_macs: Mapping[str, int | None], inner: Sequence[Body]
+) -> tuple[list[Layer], list[Skipped]]:
+    """Return every Conv in a body of an If, Loop or Scan, as a layer of its own or as skipped with the reason."""
+    layers: list[Layer] = []
+    skipped: list[Skipped] = []
+    made = times_made(model.graph) if inner else Counter[str]()
+    for body in inner:
+        outside = {name for graph in body.enclosing[1:] for name in stored(graph)}
+        read_from = {node.output[0]: node.input[1:] for node in body.graph.node if _is_conv(node)}
+        found, others = find_convs(body.model, body.constants, node_macs)
+        for layer in found:
+            why = _why_inside(layer, body, made)
+            if why:
+                others.append(Skipped(layer.name, layer.label, why))
+            else:
+                layers.append(layer)
+        for conv in others:
+            weights = [name for name in read_from.get(conv.name, []) if name in outside or constants.is_constant(name)]
+            is_outside = any(name not in body.own for name in weights)
+            reason = f"it is inside {body.where}, and its weight or bias is read outside it as well" if is_outside else conv.reason
+            skipped.append(replace(conv, reason=reason))
+    return layers, skipped
+
+
+def _why_inside(layer: Layer, body: Body, made: Mapping[str, int]) -> str:
+    """Return why a Conv that could be grouped in a main graph cannot be in this body, or nothing."""
+    where = f"it is inside {body.where}"
+    shared = [name for name in (layer.name, layer.weight, layer.bias) if name and made[name] > 1]
+    if body.node.op_type not in STEERED:
+        return where
+    if not body.constants.is_stored(layer.weight):
+        return f"{where}, and its weight is computed from constants"
+    if body.whole.ir_version < FREE_INITIALIZERS_IR:
+        return f"{where}, and before IR version {FREE_INITIALIZERS_IR} a body holds no weights of its own"
+    if shared:
+        return f"{where}, and another graph of the model has a tensor {shared[0]!r}, too"
+    return ""
 
 
 def is_quantised_throughout(skipped: Sequence[Skipped]) -> bool:
@@ -241,13 +295,12 @@ def _is_quantised(op_type: str) -> str:
     return f"it is quantised ({op_type})"
 
 
-def _inside(node: onnx.NodeProto) -> Iterator[Skipped]:
-    for graph in inner_graphs(node):
-        for inner in graph.node:
-            if inner.op_type in CONVS:
-                where = f"it is inside the {node.op_type} node {node.name or node.output[0]!r}"
-                yield Skipped(inner.output[0], inner.name or inner.output[0], where)
-            yield from _inside(inner)
+def _at_any_depth(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes, and those of their bodies."""
+    for node in nodes:
+        yield node
+        for graph in inner_graphs(node):
+            yield from _at_any_depth(graph.node)
 
 
 def _layer(node: onnx.NodeProto, constants: Constants, node_macs: Mapping[str, int | None]) -> Layer | Skipped:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx
 
 from onnx_gconv.errors import ModelError
+from onnx_gconv.model.bodies import bodies, times_made
 from onnx_gconv.model.shell import shell
 
 Shape = tuple[int, ...]
@@ -158,7 +159,10 @@ def require_affordable(shapes: Mapping[str, Shape], most: int = LARGEST_ELEMENTS
 
 
 def infer(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return the shape of every tensor that ONNX's shape inference can settle at these input shapes."""
+    """Return the shape of every tensor that ONNX's shape inference can settle at these input shapes.
+
+    Of tensors in bodies, those that no other tensor shares the name with.
+    """
     structure = shell(model)
     for value in structure.graph.input:
         if value.name in inputs:
@@ -174,7 +178,11 @@ def infer(model: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shap
     inferred = _inferred(structure)
     if inferred is None:
         return shapes
-    for value in (*inferred.graph.value_info, *inferred.graph.output):
+    inner = [body.graph for body in bodies(inferred)]
+    made = times_made(inferred.graph) if inner else {}
+    told = [value for graph in inner for value in (*graph.value_info, *graph.output) if made[value.name] == 1]
+    shapes |= {each.name: tuple(each.dims) for graph in inner for each in graph.initializer if made[each.name] == 1}
+    for value in (*told, *inferred.graph.value_info, *inferred.graph.output):
         shape = declared_shape(value)
         # A zero-sized axis is dropped by declared_shape as dynamic: such tensors do not carry channels.
         if shape is not None and None not in shape:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from onnx_gconv.model.bodies import names
 from onnx_gconv.model.constants import Constants, inner_graphs, outer_reads
 from onnx_gconv.model.shell import shell
 from onnx_gconv.model.stream import copy_field
@@ -40,7 +41,7 @@ class Surgery:
         self._attributes = {id(node): dict(node.attrs) for node in self.graph.nodes}
         self._values: dict[str, NDArray[np.generic]] = {}
         self._constants = Constants(model)
-        self._names = set(_names(model.graph))
+        self._names = set(names(model.graph))
         self._by_output: dict[str, gs.Node] = {}
 
     def unique(self, name: str) -> str:
@@ -156,19 +157,6 @@ class Surgery:
             added = result.graph.initializer[len(kept) :]
             result.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in added)
         return result
-
-
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield every tensor and node name, those of inner graphs too."""
-    for tensor in graph.initializer:
-        yield tensor.name
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        yield value.name
-    for node in graph.node:
-        yield node.name
-        yield from node.output
-        for inner in inner_graphs(node):
-            yield from _names(inner)
 
 
 def _reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from onnx_gconv.model.attributes import integer
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.count import MULTIPLYING
 from onnx_gconv.model.network import Network
+from onnx_gconv.model.transposed import CONVOLVING
 from onnx_gconv.model.widths import input_dim
 from onnx_gconv.pipeline.settings import FormName
 from onnx_gconv.rewrite.match import Matched
@@ -37,7 +38,7 @@ class ChangedNode:
 
 
 def changed_nodes(model: onnx.ModelProto, network: Network, matched: Matched) -> tuple[ChangedNode, ...]:
-    """Return every node that the plan makes cheaper, in graph order."""
+    """Return every node that the plan makes cheaper, in graph order; those in bodies last."""
     constants = Constants(model)
     gone = {name for branch in matched.dropped for name in branch.nodes}
     grouped = {each.layer.name: each for each in matched.layers}
@@ -60,6 +61,11 @@ def changed_nodes(model: onnx.ModelProto, network: Network, matched: Matched) ->
             left = known - saved.get("width", 0)
             saved["lowrank"] = left - _of_rank(left, node, constants, matched)
         found.append(ChangedNode(name, node.name or name, node.op_type, macs, saved))
+    for each in matched.inside:
+        layer, macs = each.layer, network.count.node_macs.get(each.layer.name)
+        known = macs or 0
+        saved = {"group": known - known * layer.groups // each.groups}
+        found.append(ChangedNode(layer.name, layer.label, CONVOLVING[layer.is_transposed], macs, saved))
     return tuple(found)
 
 

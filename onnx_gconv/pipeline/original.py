@@ -11,11 +11,14 @@ import onnx
 
 from onnx_gconv.errors import ModelError, UsageError
 from onnx_gconv.listener import Listener
+from onnx_gconv.model.bodies import with_own_weights
 from onnx_gconv.model.file import complete, digest_of, load_with_data_files, sha256
 from onnx_gconv.model.listed import delisted, listed_initializers
 from onnx_gconv.model.network import Network, is_quantised_throughout, read
 from onnx_gconv.model.shapes import Shape, ShapeLike, given_shapes, has_dynamic_axes, input_shapes
-from onnx_gconv.runtime import installation_conflict, observe_shapes
+from onnx_gconv.observing import observe
+from onnx_gconv.pipeline.reaching import with_reached
+from onnx_gconv.runtime import installation_conflict
 
 
 class HasModel(Protocol):
@@ -50,7 +53,8 @@ class Original:
     @cached_property
     def network(self) -> Network:
         """Its layers, shapes and counts."""
-        return read(self.model, input_shapes(self.model, self.given_shapes), observe=observe_shapes)
+        network = read(self.model, input_shapes(self.model, self.given_shapes), observe=observe)
+        return with_reached(network, self.model, self.given_shapes)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -68,11 +72,15 @@ def open_original(model: ModelLike, input_shape: ShapeLike = ()) -> Original:
         proto = model if isinstance(model, onnx.ModelProto) else getattr(model, "model", None)
         if not isinstance(proto, onnx.ModelProto):
             raise UsageError(f"a model is a path, an onnx.ModelProto or a result of ours, not {type(model).__name__}")
-        proto = complete(proto)
-        return Original(delisted(proto), None, (), given_shapes(input_shape, proto), len(listed_initializers(proto)))
+        return _original(complete(proto), None, (), input_shape)
     path = Path(model)
     loaded, data_files = load_with_data_files(path)
-    return Original(delisted(loaded), path, data_files, given_shapes(input_shape, loaded), len(listed_initializers(loaded)))
+    return _original(loaded, path, data_files, input_shape)
+
+
+def _original(model: onnx.ModelProto, path: Path | None, data_files: tuple[Path, ...], input_shape: ShapeLike) -> Original:
+    settled = with_own_weights(delisted(model))
+    return Original(settled, path, data_files, given_shapes(input_shape, model), len(listed_initializers(model)))
 
 
 def tell_counts(original: Original, listener: Listener) -> None:
@@ -100,7 +108,7 @@ def why_unknown(network: Network) -> str:
 
 def require_float(network: Network) -> None:
     """Refuse a model that is quantised throughout."""
-    if not network.layers and is_quantised_throughout(network.skipped):
+    if not network.all_layers and is_quantised_throughout(network.skipped):
         raise ModelError(
             f"all {len(network.skipped)} Convs of the model are quantised already.",
             hint="start from the float model; --precision int8 quantises the result",

@@ -14,6 +14,7 @@ from onnx_gconv.pipeline.coupling import JOINED, solve_jointly
 from onnx_gconv.pipeline.forms import Forms, find_forms, grouped, grouping_of, ranked, untouched
 from onnx_gconv.pipeline.gathers import GatheredSides, SharedSides, gathered_sides, with_all_gathers
 from onnx_gconv.pipeline.job import Job
+from onnx_gconv.pipeline.offering import offered
 from onnx_gconv.pipeline.original import why_unknown
 from onnx_gconv.pipeline.planned import Planned, Solved
 from onnx_gconv.pipeline.refusing import nothing_to_group, with_advice
@@ -137,15 +138,15 @@ def with_forms(job: Job, solved: Solved, guide: Guide) -> Solved:
 
 def nothing_grouped(job: Job) -> Solved:
     """Return a model of which no layer is to be grouped."""
-    original = job.original
-    skipped: Reasons = {conv.name: conv.reason for conv in original.network.skipped}
-    return Solved(original.network, original.sha256, original.files, job.settings, job.facts, "none", skipped, None, None, {})
+    original, network = job.original, offered(job, "none")
+    skipped: Reasons = {conv.name: conv.reason for conv in network.skipped}
+    return Solved(network, original.sha256, original.files, job.settings, job.facts, "none", skipped, None, None, {})
 
 
 def _solve_groups(job: Job, gathers: GathersName, *, joins: bool) -> Solved:
     original, settings, facts = job.original, job.settings, job.facts
-    network = original.network
-    skipped, allowed, rule = decide_candidates(job)
+    network = offered(job, gathers)
+    skipped, allowed, rule = decide_candidates(job, network)
     shared: SharedSides = {}
     if gathers == "free":
         wanted: dict[str, Sequence[int]] = {name: [g] for name, g in rule.items()} if rule is not None else wanted_numbers(allowed)
@@ -176,10 +177,9 @@ def wanted_numbers(allowed: Candidates) -> dict[str, Sequence[int]]:
     return {name: numbers[1:] for name, numbers in allowed.items()}
 
 
-def decide_candidates(job: Job) -> tuple[Reasons, Candidates, dict[str, int] | None]:
+def decide_candidates(job: Job, network: Network) -> tuple[Reasons, Candidates, dict[str, int] | None]:
     """Return who is skipped and why, the candidates of the others, and a rule's choice; refuse where nothing could be grouped."""
     hint = "`onnx-gconv inspect` lists every Conv, its legal numbers of groups, and why one is skipped"
-    network = job.original.network
     skipped: Reasons = {conv.name: conv.reason for conv in network.skipped}
     if not network.layers:
         if not skipped:

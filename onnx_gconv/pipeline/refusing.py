@@ -36,7 +36,7 @@ def _ways_lower(job: Job) -> list[str]:
 def nothing_to_group(job: Job, skipped: Reasons, what: str, hint: str) -> ModelError:
     """Return the error with the reasons; where there are several, with the Convs that each is of."""
     network = job.original.network
-    labels = {layer.name: layer.label for layer in network.layers} | {conv.name: conv.label for conv in network.skipped}
+    labels = {layer.name: layer.label for layer in network.all_layers} | {conv.name: conv.label for conv in network.skipped}
     convs: dict[str, list[str]] = {}
     for name, reason in skipped.items():
         convs.setdefault(reason, []).append(labels.get(name, name))

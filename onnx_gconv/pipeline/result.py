@@ -14,6 +14,7 @@ from onnx_gconv.files import data_file, precision_file, require_output, result_f
 from onnx_gconv.model.file import save
 from onnx_gconv.model.network import read
 from onnx_gconv.model.shapes import input_shapes
+from onnx_gconv.observing import observe
 from onnx_gconv.pipeline.changes import ChangedNode
 from onnx_gconv.pipeline.in_time import Clocked
 from onnx_gconv.pipeline.original import Original
@@ -22,7 +23,6 @@ from onnx_gconv.pipeline.rewriting import Rewritten
 from onnx_gconv.pipeline.settings import PathLike, as_path
 from onnx_gconv.plans import Plan
 from onnx_gconv.recover.recovery import Recovery
-from onnx_gconv.runtime import observe_shapes
 from onnx_gconv.search.budget import Budget
 from onnx_gconv.search.latency import Prediction
 from onnx_gconv.staging import staged
@@ -180,7 +180,7 @@ def footprints(original: Original, rewritten: Rewritten, plan: Plan) -> tuple[Fo
     It may count a little less: a bias of equal numbers that several Convs share is not written anew for each.
     """
     before, model = original.network.count, rewritten.model
-    after = read(model, input_shapes(model, original.given_shapes), observe=observe_shapes).count
+    after = read(model, input_shapes(model, original.given_shapes), observe=observe).count
     # MACs that nobody knew before may be known now: a constant that is stored has a shape.
     if after.params > plan.after.params or plan.after.macs not in (None, after.macs):
         raise BudgetError(

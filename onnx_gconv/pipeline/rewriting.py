@@ -8,10 +8,12 @@ from pathlib import Path
 import onnx
 
 from onnx_gconv.errors import ModelError, VerifyError
+from onnx_gconv.model.bodies import bodies
 from onnx_gconv.model.check import check
 from onnx_gconv.model.file import save_model
 from onnx_gconv.pipeline.job import Job
 from onnx_gconv.pipeline.original import Original
+from onnx_gconv.pipeline.reaching import SEED
 from onnx_gconv.pipeline.settings import PathLike, as_path
 from onnx_gconv.recover.recovery import Recovery
 from onnx_gconv.rewrite.group import carry_out, placement_of
@@ -56,6 +58,8 @@ def rewrite(
     `model` is the original, or has its graph and other weights.
     """
     original, settings, listener = job.original, job.settings, job.listener
+    if settings.verify:
+        _require_reached(original, matched)
     placement = placement_of(model, matched, shapes=original.network.shapes)
 
     @cache
@@ -64,21 +68,23 @@ def rewrite(
 
     verification = None
     if settings.verify:
+        seed = SEED if matched.inside else settings.seed  # on inputs that are known to run the bodies
         inner = {name: placement.read.get(name) for name in matched.changed_in(make_grouped())}
-        verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, placement.read, seed=settings.seed)
+        verification = _verified(original, lambda: mask(model, matched), make_grouped, inner, placement.read, seed=seed)
     else:
         listener.warn("not verified: --no-verify was given")
     grouped = make_grouped()
-    for gather in placement.gathers:
+    for gather in placement.all_gathers:
         listener.detail(f"Gather for {gather.layer!r}, which {gather.reason}")
+    convs = len(matched.layers) + len(matched.inside)
     remark = check(grouped, model)
     if remark:
         listener.detail(f"note: {remark}")
     return Rewritten(
         model=grouped,
-        convs=len(matched.layers),
-        gathers=(2 * len(matched.layers), _count(grouped, "Gather") - _count(model, "Gather")),
-        reasons=tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.gathers),
+        convs=convs,
+        gathers=(2 * convs, _count(grouped, "Gather") - _count(model, "Gather")),
+        reasons=tuple({"layer": gather.layer, "reason": gather.reason} for gather in placement.all_gathers),
         verification=verification,
         made_from=original.files,
         dropped=dropped,
@@ -90,7 +96,20 @@ def rewrite(
 
 
 def _count(model: onnx.ModelProto, kind: str) -> int:
-    return sum(node.op_type == kind for node in model.graph.node)
+    graphs = model.graph, *(body.graph for body in bodies(model))
+    return sum(node.op_type == kind for graph in graphs for node in graph.node)
+
+
+def _require_reached(original: Original, matched: Matched) -> None:
+    """Refuse to change a Conv in a body that no verification would reach."""
+    reached = {layer.name for layer in original.network.inside}
+    for each in matched.inside:
+        if each.layer.name not in reached:
+            reason = next((conv.reason for conv in original.network.skipped if conv.name == each.layer.name), "it is not reached")
+            raise VerifyError(
+                f"the layer {each.layer.name!r} cannot be grouped: {reason}.",
+                hint=f"give an --input-shape with which it runs, or remove it from the plan{WAY_OUT}",
+            )
 
 
 def _verified(

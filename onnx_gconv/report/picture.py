@@ -85,7 +85,7 @@ def _draw_widths(figure: "Figure", axes: "Axes", exploration: Exploration) -> No
 def _draw_groups(figure: "Figure", axes: "Axes", points: Sequence[Point], network: Network) -> None:
     from matplotlib.colors import LogNorm
 
-    groups = np.array([[point.groups.get(layer.name, layer.groups) for layer in network.layers] for point in points])
+    groups = np.array([[point.groups.get(layer.name, layer.groups) for layer in network.all_layers] for point in points])
     picture = axes.pcolormesh(groups, norm=LogNorm(1, max(2, int(groups.max()))), cmap="viridis")
     axes.set(xlabel="layer, from input to output")
     figure.colorbar(picture, ax=axes, label="groups")

@@ -41,16 +41,16 @@ def print_network(network: Network) -> None:
     table = Table("layer", "in → out", "kernel", "legal groups", "weights", "MACs", title="Convs that can be grouped")
     for column in table.columns[4:]:
         column.justify = "right"
-    for layer in network.layers:
+    for layer in network.all_layers:
         channels = f"{layer.in_channels} → {layer.out_channels}" + (f" (groups {layer.groups})" if layer.groups > 1 else "")
         legal = " ".join(map(str, layer.legal_groups[1:]))
         table.add_row(layer.label, channels, "×".join(map(str, layer.kernel)), legal, short(layer.weights), short(layer.macs))
-    if network.layers:
+    if network.all_layers:
         console.print(table)
     print_skipped([(conv.label, conv.reason) for conv in network.skipped])
     count = network.count
     print(
-        f"{len(network.layers)} of {len(network.layers) + len(network.skipped)} Convs can be grouped. "
+        f"{len(network.all_layers)} of {len(network.all_layers) + len(network.skipped)} Convs can be grouped. "
         f"Whole model: {short(count.params)} parameters, {short(count.macs)} MACs, {short(count.flops)} FLOPs."
     )
 

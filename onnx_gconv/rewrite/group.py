@@ -5,7 +5,7 @@ Narrowed spaces lose their channels everywhere, and dropped branches their nodes
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -20,6 +20,7 @@ from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.model.transposed import CONVOLVING
 from onnx_gconv.rewrite.dropped import drop, erase
+from onnx_gconv.rewrite.inside import of_bodies, rewrite_bodies
 from onnx_gconv.rewrite.low_rank import factor
 from onnx_gconv.rewrite.lowering import LoweringName, lower
 from onnx_gconv.rewrite.match import Matched
@@ -63,7 +64,9 @@ def placement_of(model: onnx.ModelProto, matched: Matched, *, shapes: Mapping[st
     constants = Constants(model)
     known = infer(model, input_shapes(model, {})) if shapes is None else shapes
     spaces = find_spaces(model, constants, known)
-    return place(model, spaces, _block_convs(model, spaces, matched), known, _keeps(spaces, matched))
+    placed = place(model, spaces, _block_convs(model, spaces, matched), known, _keeps(spaces, matched))
+    inside = [placement_of(body.model, own, shapes=known) for body, own in of_bodies(model, matched.inside)]
+    return replace(placed, inside=tuple(inside))
 
 
 def _keeps(spaces: Spaces, matched: Matched) -> dict[int, Order]:
@@ -90,8 +93,10 @@ def carry_out(
     """Return the model rewritten to a placement.
 
     With x' = x[in_order] and y' = y[out_order], the kept weights are the diagonal blocks of W[out_order][:, in_order], so
-    y' is a grouped Conv of x'.
+    y' is a grouped Conv of x'. Bodies have placements of their own.
     """
+    placements = iter(placement.inside)
+    model = rewrite_bodies(model, matched, lambda body, own: carry_out(body.model, own, next(placements), lowering=lowering))
     edit = _Edit(Surgery(model), Constants(model), by_place=False)
     grouped = _rewrite(edit, matched, placement)
     if lowering != "group":

@@ -16,6 +16,7 @@ from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.surgery import Surgery
 from onnx_gconv.model.transposed import as_stored
 from onnx_gconv.model.widths import input_dim
+from onnx_gconv.rewrite.inside import of_bodies, rewrite_bodies
 from onnx_gconv.rewrite.low_rank import product
 from onnx_gconv.rewrite.match import Matched, MatchedLayer
 from onnx_gconv.solve.grouping import keep_mask
@@ -39,7 +40,7 @@ class Mask:
 
 
 def masks(model: onnx.ModelProto, matched: Matched) -> list[Mask]:
-    """Return the masks of all nodes that lose weight, in graph order."""
+    """Return the masks of all nodes of the main graph that lose weight, in its order."""
     return list(_masks(model, Constants(model), matched))
 
 
@@ -68,6 +69,7 @@ def mask(model: onnx.ModelProto, matched: Matched) -> onnx.ModelProto:
     A weight that something else reads as well is masked in a copy: editing it in place would change the other reader. The
     constants of `matched.own` become copies, too.
     """
+    model = rewrite_bodies(model, matched, lambda body, own: mask(body.model, own))
     constants = Constants(model)
     surgery = Surgery(model)
     by_weight: dict[str, list[Mask]] = {}
@@ -128,10 +130,12 @@ def dropped_share(model: onnx.ModelProto, matched: Matched) -> float:
     """Return the share of the planned nodes' weight (sum of absolute values) that the plan drops: 0.0 if masked already."""
     constants = Constants(model)
     dropped = total = 0.0
-    for each in _masks(model, constants, matched):
-        weight = np.abs(_finite(constants, each).astype(np.float64))
-        total += float(weight.sum())
-        dropped += float(np.where(each.keep, 0.0, weight).sum())
+    inside = [(body.model, body.constants, own) for body, own in of_bodies(model, matched.inside)]
+    for graph, known, own in ((model, constants, matched), *inside):
+        for each in _masks(graph, known, own):
+            weight = np.abs(_finite(known, each).astype(np.float64))
+            total += float(weight.sum())
+            dropped += float(np.where(each.keep, 0.0, weight).sum())
     for node in (node for node in model.graph.node if node.output and node.output[0] in matched.ranks):
         value = constants.value(node.input[1])
         lower = low_rank_weight(value, node.output[0], matched)

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 
 from onnx_gconv.errors import PlanError
+from onnx_gconv.model.bodies import bodies
 from onnx_gconv.model.constants import Constants
-from onnx_gconv.model.network import Layer, find_convs
+from onnx_gconv.model.network import Layer, find_convs, find_inside
 from onnx_gconv.model.shapes import Shape, infer, input_shapes
 from onnx_gconv.model.spaces import Spaces, find_spaces
 from onnx_gconv.model.widths import WRITING, Branch, Space, Widths, find_widths, is_read, kept_places
@@ -56,9 +57,10 @@ class Matched:
     outputs: Mapping[str, Order] = field(default_factory=dict)
     own: frozenset[tuple[str, int]] = frozenset()
     ranks: Mapping[str, int] = field(default_factory=dict)  # of the Convs that become two
+    inside: tuple[MatchedLayer, ...] = ()  # layers in bodies of If, Loop and Scan
 
     def __bool__(self) -> bool:
-        return bool(self.layers or self.spaces or self.dropped or self.ranks)
+        return bool(self.layers or self.inside or self.spaces or self.dropped or self.ranks)
 
     def rechosen(self, keeps: Mapping[str, Order]) -> "Matched":
         """Return the same with other channels kept of these spaces, by name; they must be alone on their axes."""
@@ -102,8 +104,9 @@ def match(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | N
     constants = Constants(model)
     narrowing = _Narrowing(model, constants, plan, shapes)
     layers, skipped = find_convs(model, constants, {})
-    by_name = {layer.name: layer for layer in layers}
-    reasons = {conv.name: conv.reason for conv in skipped}
+    inside, skipped_inside = find_inside(model, constants, {}, bodies(model))
+    by_name = {layer.name: layer for layer in (*layers, *inside)}
+    reasons = {conv.name: conv.reason for conv in (*skipped, *skipped_inside)}
     result = []
     for planned in plan.layers:
         if planned.name not in by_name:
@@ -113,9 +116,12 @@ def match(model: onnx.ModelProto, plan: Plan, *, shapes: Mapping[str, Shape] | N
         narrowing.require_orders(layer, planned)
         result.append(_match_layer(layer, planned))
     # A plan may say in so many words that a layer keeps the groups it has.
-    grouped = tuple(matched for matched in result if matched.groups != matched.layer.groups)
-    ranks = {each.name: _match_rank(by_name, constants, narrowing, plan, each) for each in plan.low_rank}
-    return Matched(grouped, narrowing.spaces, narrowing.dropped, narrowing.inputs, narrowing.outputs, narrowing.own, ranks)
+    grouped = [matched for matched in result if matched.groups != matched.layer.groups]
+    in_main = {layer.name: layer for layer in layers}
+    ranks = {each.name: _match_rank(in_main, constants, narrowing, plan, each) for each in plan.low_rank}
+    main, within = ([each for each in grouped if (each.layer.name in in_main) == is_main] for is_main in (True, False))
+    sides = narrowing.inputs, narrowing.outputs
+    return Matched(tuple(main), narrowing.spaces, narrowing.dropped, *sides, narrowing.own, ranks, tuple(within))
 
 
 class _Narrowing:

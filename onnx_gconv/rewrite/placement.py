@@ -73,6 +73,12 @@ class Placement:
     gathers: tuple[GatherAt, ...]
     spaces: Spaces  # of the model: the constants and numbers that follow
     narrowed: Mapping[str, int]  # by tensor that loses channels: how long its channel axis becomes
+    inside: tuple["Placement", ...] = ()  # of the bodies with layers that a plan changes
+
+    @property
+    def all_gathers(self) -> tuple[GatherAt, ...]:
+        """The Gathers, those in bodies too."""
+        return sum((each.gathers for each in self.inside), self.gathers)
 
 
 def place(

@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 
 from onnx_gconv.errors import ModelError
+from onnx_gconv.model.bodies import bodies
 from onnx_gconv.model.constants import Constants
 from onnx_gconv.model.file import load, sha256
-from onnx_gconv.model.network import Layer, Skipped, find_convs, layer_weight
+from onnx_gconv.model.network import Layer, Skipped, find_convs, find_inside, layer_weight
 from onnx_gconv.plans import Plan, PlannedLayer
 from onnx_gconv.solve.importance import Matrix, importance
 
@@ -85,5 +86,6 @@ def _open(path: Path, remark: str) -> PlannedModel:
     model: onnx.ModelProto = load(path)
     constants = Constants(model)
     layers, skipped = find_convs(model, constants, {})
+    inside, skipped_inside = find_inside(model, constants, {}, bodies(model))
     labels = {node.output[0]: node.name or node.output[0] for node in model.graph.node if node.output}
-    return PlannedModel(path, tuple(layers), tuple(skipped), constants, labels, remark)
+    return PlannedModel(path, (*layers, *inside), (*skipped, *skipped_inside), constants, labels, remark)
