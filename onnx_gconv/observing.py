@@ -18,7 +18,7 @@ Taps = list[tuple[str, str]]  # a tensor of a body, and the one further outwards
 
 def observe(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the shapes of these tensors in runs at these input shapes; of bodies that no run reaches, or tells of, nothing."""
-    shapes = observe_shapes(model, names, inputs)
+    shapes = observe_shapes(model, names, inputs, steerings(model))
     hidden = set(names).difference(*(node.output for node in model.graph.node))
     if hidden:
         with suppress(ModelError):  # it is no failure not to know them

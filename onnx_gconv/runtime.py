@@ -198,10 +198,13 @@ def with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProt
     return result
 
 
-def observe_shapes(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape]) -> dict[str, Shape]:
+def observe_shapes(
+    model: onnx.ModelProto, names: Sequence[str], inputs: Mapping[str, Shape], steerings: Sequence[Mapping[str, int]] = ({},)
+) -> dict[str, Shape]:
     """Return the shapes that these tensors really have in a run at these input shapes; nothing of those in bodies.
 
     The run gives the shapes alone: ONNX Runtime lets go of each tensor when it has been read, so that large ones cost nothing.
+    It is made with the first of the steerings that the model runs with.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
     observed = {name: f"{name}::shape" for name in names if name in makers and makers[name].op_type not in NO_TENSORS}
@@ -213,11 +216,20 @@ def observe_shapes(model: onnx.ModelProto, names: Sequence[str], inputs: Mapping
         result.graph.node.extend(onnx.helper.make_node("Shape", [name], [shape]) for name, shape in observed.items())
         return result
 
+    failure: ModelError | None = None
     try:
-        results = run(lean_session(make, holds_little=True), random_feeds(model, inputs, np.random.default_rng(0)))
+        feeds, active = random_feeds(model, inputs, np.random.default_rng(0)), lean_session(make, holds_little=True)
+        for steering in steerings:
+            try:
+                results = run(active, steered(feeds, steering))
+            except ModelError as error:
+                failure = failure or error
+                continue
+            return {name: tuple(np.asarray(results[shape]).tolist()) for name, shape in observed.items()}
     finally:
         release_freed_memory()
-    return {name: tuple(np.asarray(results[shape]).tolist()) for name, shape in observed.items()}
+    assert failure is not None, "there is a steering to try"
+    raise failure
 
 
 def installation_conflict() -> str | None:

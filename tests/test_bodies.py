@@ -8,6 +8,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from tiny import from_text, gconv, save
 
 import onnx_gconv
 from onnx_gconv.errors import ModelError, VerifyError
@@ -15,7 +16,6 @@ from onnx_gconv.model.bodies import bodies, with_own_weights
 from onnx_gconv.model.constants import stored
 from onnx_gconv.model.network import read
 from onnx_gconv.plans import Plan
-from tests.tiny import from_text, gconv, save
 
 # One weight of each kind: outer initializer, body initializer (made by `own`), Constant node of the body (by `as_node`).
 FORK = """
@@ -323,3 +323,20 @@ def test_convs_of_every_kind_are_listed_at_any_depth_of_a_function() -> None:
     model.functions.append(onnx.helper.make_function("local", "twice", ["a"], ["b"], nodes, [onnx.helper.make_opsetid("", 17)]))
     model.opset_import.append(onnx.helper.make_opsetid("local", 1))
     assert {conv.name for conv in read(model, {"x": (1, 4, 6)}).skipped} == {"twice:deep"}
+
+
+def test_shapes_come_from_a_steering_that_the_model_runs_with() -> None:
+    """What a random number steers to may fail on this input, as silero's other rate does."""
+    text = FORK.replace(
+        "e1 = Conv <pads = [1, 1]> (x, ew1, eb1)", "e0 = Reshape (x, never) e1 = Conv <pads = [1, 1]> (e0, ew1, eb1)"
+    )
+    text = text.replace("=> (float[1,8,6] y)", "=> (float[n,c,l] y)").replace("(float[1,8,6] t3)", "(float[n,c,l] t3)")
+    model = parsed(
+        text.replace("(float[1,8,6] e3)", "(float[n,c,l] e3)"),
+        "tw1 tb1 tw2 ew1 eb1 ew2",
+        limit=np.array(16000),
+        never=np.array([1, 8, 7]),
+    )
+    network = onnx_gconv.inspect(model)
+    assert network.shapes["y"] == (1, 8, 6)
+    assert {layer.name for layer in network.inside} == {"t1", "t3"}
