@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from oneshot_alternatives import with_fresh_statistics
+from rows import need
 
 import onnx_gconv
 
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[95, 90, 80, 70])
     parser.add_argument("--models", nargs="+", default=["cifar10_resnet20_bn", "cifar10_resnet56_bn"])
     args = parser.parse_args()
+    need(SHARED)
     sys.path.insert(0, str(SHARED / "data"))
     import cifar10
 

@@ -22,6 +22,7 @@ import numpy as np
 from cifar_images import SHARED, cifar_images
 from forms import Row as FormsRow
 from forms import uniform_plan
+from rows import need
 
 CALIBRATION_IMAGES = 1000
 RATE = 0.1
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--test-images", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=10)
     args = parser.parse_args()
+    need(SHARED)
     data = write_data(args.work / "data", args.images, args.test_images)
     kept = args.output.with_suffix(".jsonl")
     lines = kept.read_text().splitlines() if kept.exists() else []

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 import onnx
+from rows import need
 
 import onnx_gconv
 from onnx_gconv.model.constants import Constants
@@ -20,8 +21,10 @@ MODELS = [ZOO / f"cifar10_resnet{depth}_{kind}.onnx" for depth in (20, 56) for k
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", type=Path, default=MODELS)
+    models = parser.parse_args().models
+    need(*models)
     print("| model | G | free: kept, Gathers | shared | none |\n|---|---|---|---|---|")
-    for path in parser.parse_args().models:
+    for path in models:
         model = onnx.load(path)
         network, constants = onnx_gconv.inspect(model), Constants(model)
         weights = {layer.name: importance(layer_weight(constants, layer), "l2").sum() for layer in network.layers}

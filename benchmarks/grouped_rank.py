@@ -19,6 +19,7 @@ import forms as benchmark
 import in_time
 import numpy as np
 import scipy.linalg
+from rows import need
 
 from onnx_gconv.errors import BudgetError
 from onnx_gconv.listener import SILENT
@@ -155,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="", metavar="REGEX", help="only models whose name it matches")
     args = parser.parse_args()
+    need(in_time.SHARED)
     Product.amounts = amounts  # type: ignore[method-assign]
     for model in (model for model in MODELS if re.search(args.rows, model)):
         both = menus(model)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from rows import need
 
 import onnx_gconv
 from onnx_gconv.runtime import random_feeds
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=8.0, help="for each row")
     args = parser.parse_args()
+    need(args.folder, ZOO)
     print("| model | asked | MACs | free: Gathers, time | shared | asked | none | asked |\n|---|---|---|---|---|---|---|---|")
     for name, flags, shared, none in CASES:
         path = args.folder / f"{name}.onnx"

@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from rows import need
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -76,6 +78,7 @@ def main() -> None:
     parser.add_argument("--max-macs", default="50%")
     parser.add_argument("--jobs", nargs="+", default=["2", "1"])
     args = parser.parse_args()
+    need(args.model)
     size = args.model.stat().st_size
 
     def of_file(peak: int) -> str:

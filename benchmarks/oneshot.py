@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rows import need
+
 if TYPE_CHECKING:
     import onnx
     from cifar_images import Images
@@ -283,6 +285,7 @@ def main() -> int:
     if args.list:
         print("\n".join(row.name for row in chosen))
         return 0
+    need(SHARED)
     kept = args.output.with_suffix(".jsonl")
     lines = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
     finished = {line["row"]: line for line in lines if line["images"] == args.images}

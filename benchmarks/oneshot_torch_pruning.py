@@ -20,6 +20,7 @@ import onnx
 import onnxruntime
 import torch
 import torch_pruning
+from rows import need
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1000, help="images that statistics are measured on; 0: they stay")
     parser.add_argument("--images", type=int, default=10_000, help="test images")
     args = parser.parse_args()
+    need(SHARED)
     sys.path.insert(0, str(SHARED / "data"))
     import cifar10
 

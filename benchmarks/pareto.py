@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from forms import SHARED, calibration, judging, time_ratio
+from rows import need
 
 CLASSIFIERS = ("cifar10_resnet20_folded", "cifar10_resnet56_folded", "imagenet_mobilenet_v2_bn")
 MODELS = (*CLASSIFIERS, "nudenet_yolov8n", "u2netp")
@@ -253,6 +254,7 @@ def main() -> int:
     if args.list:
         print("\n".join(row.name for row in asked))
         return 0
+    need(SHARED)
     kept = args.output.with_suffix(".jsonl")
     lines = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
     finished = {line["row"]: line for line in lines}

@@ -14,6 +14,13 @@ from typing import Any
 Found = Mapping[str, Any]  # what a row measured
 
 
+def need(*paths: Path) -> None:
+    """Stop with a sentence where one of these is not there."""
+    for path in paths:
+        if not path.exists():
+            sys.exit(f"there is no {path}, which this benchmark needs: its --help says what that is")
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """A program that makes a page of rows."""
@@ -27,6 +34,7 @@ class Benchmark:
     line: Callable[[Any, Found], str]  # a finished row, as it is printed
     page: Callable[[Mapping[str, Found]], Iterator[str]]  # the page's lines, of the finished rows by name
     needs: Path | None = None  # a folder without which there is nothing to run
+    prepare: Callable[[], None] | None = None  # called once before the rows
 
     def main(self) -> int:
         """Run what the command line asks for; return the exit code."""
@@ -44,9 +52,10 @@ class Benchmark:
         if args.list:
             print("\n".join(row.name for row in rows))
             return 0
-        if self.needs is not None and not self.needs.is_dir():
-            print(f"there is no {self.needs}: the models and images of these rows are not here", file=sys.stderr)
-            return 1
+        if self.needs is not None:
+            need(self.needs)
+        if self.prepare is not None:
+            self.prepare()
         return self._make(args.output, rows)
 
     def _make(self, output: Path, rows: Sequence[Any]) -> int:

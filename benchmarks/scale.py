@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 from resnet50 import BLOCKS, Drawing, resnet
-from rows import Benchmark, Found
+from rows import Benchmark, Found, need
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 BEFORE = os.environ.get("BEFORE")
@@ -149,6 +149,7 @@ def forecast(model: onnx.ModelProto, wishes: Mapping[str, Any]) -> float:
 def model_of(row: Row) -> onnx.ModelProto:
     """Return the model of the row."""
     if not row.model.startswith("resnet"):
+        need(SHARED)
         return onnx.load(SHARED / "zoo" / f"{row.model}.onnx")
     depth = int(row.model.removeprefix("resnet"))
     return resnet(depth) if depth in BLOCKS else cifar_resnet(depth, row.side)

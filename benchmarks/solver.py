@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from rows import need
 from scipy.optimize import linear_sum_assignment
 
 from onnx_gconv.model.constants import Constants
@@ -60,6 +61,7 @@ def both_kept(layer: Layer, matrix: Matrix, effort: int = 1) -> tuple[dict[int, 
 
 
 def kept(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
+    need(args.zoo)
     found = list(layers(args.zoo / "cifar10_resnet56_bn.onnx"))
     whole = sum(matrix.sum() for _, matrix in found)
     solvers = {"paper": Solver("paper")} | {f"best, effort {effort}": Solver("best", effort=effort) for effort in range(4)}
@@ -72,6 +74,7 @@ def kept(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
 
 def zoo(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
     header("model", "effort", "groupable layers", "(layer, G) pairs", "pairs below the paper's sort", "least gain", "mean gain")
+    need(args.zoo)
     for path, effort in itertools.product(sorted(args.zoo.glob("*.onnx")), (1, 2) if args.effort_2 else (1,)):
         found = list(layers(path))
         pairs = list(pool.map(partial(both_kept, effort=effort), *zip(*found, strict=True))) if found else []
@@ -214,6 +217,7 @@ def seconds(args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
     took = "best s", "Algorithm 1 s", "best / Algorithm 1", "early-exit sort s"
     header("problem", "layers", *took, "mean kept, best", "mean kept, paper", "least gain of a layer", "(layer, G) pairs not above")
     shapes: dict[str, list[Timed]] = {}
+    need(args.arch / "resnet50.onnx")
     for layer, matrix in layers(args.arch / "resnet50.onnx"):
         name = f"{layer.out_channels}x{layer.in_channels}, all {len(layer.legal_groups) - 1} G"
         shapes.setdefault(name, []).append(timed(matrix, layer.legal_groups[1:]))

@@ -11,7 +11,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from zoo import FOLDERS, run
+from rows import need
+from zoo import ZOO, run
 
 WAYS = ("free", "shared", "none")
 # What TensorRT thinks of a graph depends on its structure; how good the groups are is measured elsewhere.
@@ -23,7 +24,7 @@ SHAPES = {"ppocr_cls_mobile": "1x3x48x192", "linknet_methane_dyn": "1x4x256x256"
 
 def layers(path: Path) -> str:
     """Return the layer counts, or the sentence with which the model is refused."""
-    code, text, error, _ = run(["bench", str(path), "--runner", "tensorrt-rtx", "--json"])
+    code, text, error, *_ = run(["bench", str(path), "--runner", "tensorrt-rtx", "--json"])
     if code:
         return f"refused: {error.replace(str(path), path.name)}"
     kinds = [layer["kind"] for layer in json.loads(text)["models"][0]["layers"]]
@@ -38,7 +39,7 @@ def row(path: Path, folder: Path) -> str:
     cells = [layers(path)]
     for way in WAYS if not cells[0].startswith("refused") else ():
         output = folder / f"{path.stem}.{way}.onnx"
-        code, _, error, _ = run(["compress", str(path), "--groups", "2", "--gathers", way, *QUICK, "-o", str(output)])
+        code, _, error, *_ = run(["compress", str(path), "--groups", "2", "--gathers", way, *QUICK, "-o", str(output)])
         cells.append(f"not compressed: {error}" if code else layers(output))
     cells += ["" for _ in range(1 + len(WAYS) - len(cells))]
     return f"| {path.stem} | {' | '.join(cell.replace('|', '/') for cell in cells)} |"
@@ -46,9 +47,10 @@ def row(path: Path, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=FOLDERS[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=ZOO)
     parser.add_argument("-o", "--output", type=Path, help="also write the table to this file")
     args = parser.parse_args()
+    need(args.folder)
     lines = [f"| model | before | {' | '.join(WAYS)} |", f"|---|---|{'---|' * len(WAYS)}"]
     print("\n".join(lines), flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import in_time
 import numpy as np
+from rows import need
 from tensorrt_rtx import SHAPES
-from zoo import FOLDERS, run
+from zoo import ZOO, run
 
 BEFORE = "before"
 FORMS = {"width,drop": "width", "group": "group", "lowrank": "low rank"}
@@ -109,10 +110,11 @@ def main() -> None:
     parser.add_argument("--rows", default="", metavar="REGEX", help="only models whose name it matches")
     parser.add_argument("--samples", type=int, default=20, help="whole batches of the models that have a fixed one")
     args = parser.parse_args()
+    need(ZOO)
     kept = args.output.with_suffix(".jsonl")
     rows = [json.loads(text) for text in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
     finished: dict[tuple[str, str], list[str]] = {(row["model"], row["forms"]): row["cells"] for row in rows}
-    for path in sorted(FOLDERS[0].glob("*.onnx")):
+    for path in sorted(ZOO.glob("*.onnx")):
         if not re.search(args.rows, path.stem):
             continue
         for forms, cells in parts(path, finished, args.samples):

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rows import need
+
 if TYPE_CHECKING:
     import onnx
 
@@ -168,6 +170,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(one(args.one, fed(args.one.parent, args.one))))
         return
+    need(args.folder)
     said = onnx2torch_column(args.folder)
     lines = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
     print("\n".join(lines), flush=True)

@@ -10,11 +10,12 @@ import json
 import tempfile
 from pathlib import Path
 
-from zoo import FOLDERS, run
+from rows import need
+from zoo import ZOO, run
 
 
 def row(path: Path, budget: str, output: Path) -> str:
-    code, text, error, seconds = run(
+    code, text, error, seconds, _ = run(
         ["compress", str(path), "--target", "ort-cpu", "--max-macs", budget, "-o", str(output), "--json"]
     )
     if code:
@@ -34,13 +35,14 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="also write the table to this file")
     parser.add_argument("--budget", default="60%")
     args = parser.parse_args()
+    need(ZOO)
     lines = [
-        "| model | gathers | MACs left | Gathers naive / written | time / dense | seconds | outcome |",
+        "| model | gathers | MACs left | Gathers naive / written | time / dense | CPU s | outcome |",
         "|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for path in sorted(FOLDERS[0].glob("*.onnx")):
+        for path in sorted(ZOO.glob("*.onnx")):
             lines.append(row(path, args.budget, Path(folder) / "out.onnx"))
             print(lines[-1], flush=True)
     if args.output:

@@ -286,3 +286,19 @@ def test_plan_and_apply_refuse_bad_data_too(folder: Path, name: str) -> None:
         assert (done.code, listing(folder)) == (1, before)
         assert done.err.startswith("error: ")
         assert "unexpectedly" not in done.err
+
+
+def test_samples_that_only_onnx_runtime_refuses_are_named_as_what_is_wrong() -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": (8, 4, 1, 1), "v": (8, 8, 1, 1), "places": (1, 8, 6, 6)}
+    text = "m (float[N,4,S,S] x) => (y) { c = Conv (x, w) r = Relu (c) p = Add (r, places) y = Conv (p, v) }"
+    save(
+        from_text(text, **{name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}),
+        Path("net.onnx"),
+    )
+    np.savez("calib.npz", x=rng.standard_normal((60, 4, 8, 8)).astype(np.float32))
+    done = compress("--max-macs", "70%", "--input-shape", "1x4x6x6")
+    assert done.code == 1
+    assert "the model does not run on the calibration samples" in done.err
+    assert "hint: give samples in a shape that the model accepts" in done.err
+    assert not Path("small.onnx").exists()

@@ -14,6 +14,7 @@ import pytest
 from tiny import conv_net, write_module
 
 from onnx_gconv.data.batch import Batch, Data, fixed_batch, rebatch
+from onnx_gconv.data.inputs import model_inputs
 from onnx_gconv.data.open import open_data
 from onnx_gconv.data.preprocessing import Preprocessing
 from onnx_gconv.errors import DataError
@@ -155,6 +156,13 @@ def test_the_fixed_batch_is_the_first_axis_of_the_inputs(inputs: str, size: int 
 def test_inputs_with_different_first_axes_have_no_samples() -> None:
     with pytest.raises(DataError, match=r"different first axes \(x 4, z 3\)"):
         fixed_batch(relu("float[4,2] x, float[3] z"))
+
+
+def test_samples_on_a_later_axis_are_refused_and_one_sample_is_not() -> None:
+    with pytest.raises(DataError, match=r"input 'state' of the model has the samples \('N'\) on axis 1"):
+        model_inputs(relu("float[N,2] x, float[2,N,8] state"))
+    for inputs in ("float[N,2] x, float[1,N,8] state", "float[N,N] x", "float[N,2] x, float[N,M] z", "float[N,2] x, float[4,M] z"):
+        assert model_inputs(relu(inputs))
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,23 @@ def test_two_grouped_convs_in_a_row_need_one_gather_behind_the_activation() -> N
     assert written(model, scattered("t1"), scattered("t3", seed=1)) == ["Conv", "Conv", "Relu", "Gather", "Conv", "Conv"]
 
 
+def test_a_gather_stays_in_front_of_weights_for_each_channel_where_shapes_are_not_known() -> None:
+    rng = np.random.default_rng(0)
+    model = chain("Conv", "Relu", "BatchNormalization", "Conv")
+    for name in ("scale", "shift", "mean", "variance"):
+        model.graph.node[2].input.append(name)
+        model.graph.initializer.append(numpy_helper.from_array(rng.uniform(1, 2, 8).astype(np.float32), name))
+    plan = Plan(
+        "", "l2", "paper", "local", 0, {}, "free", Totals(0, 0), Totals(0, 0), (scattered("t0"), scattered("t3", seed=1)), ()
+    )
+    matched = match(model, plan)
+    feeds = {"x": rng.standard_normal((1, 8, SIZE, SIZE)).astype(np.float32)}
+    (expected,) = ReferenceEvaluator(mask(model, matched)).run(None, feeds)
+    for shapes in ({}, None):
+        grouped = carry_out(model, matched, placement_of(model, matched, shapes=shapes))
+        np.testing.assert_allclose(ReferenceEvaluator(grouped).run(None, feeds)[0], expected, atol=1e-5)
+
+
 def test_inputs_and_outputs_of_the_graph_are_never_reordered() -> None:
     assert written(chain("Conv"), scattered("t0")) == ["Gather", "Conv", "Gather"]
 

@@ -320,6 +320,14 @@ def test_a_small_file_that_claims_gigabytes_is_refused_before_they_are_taken(cla
     assert "327,680,000 numbers" in done.err
 
 
+def test_the_largest_computed_weights_of_real_models_are_folded() -> None:
+    """75 million numbers out of a ConstantOfShape; the file has some 5 kB."""
+    path = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_zfnet512.onnx"
+    if not path.exists():
+        pytest.skip("this onnx package has no light models")
+    assert Constants(load(path)).value("gpu_0/fc6_w_0").shape == (4096, 18432)
+
+
 def test_an_input_that_no_machine_has_room_for_is_refused(tmp_path: Path) -> None:
     done = gconv("inspect", save(conv_net(size=100000), tmp_path / "m.onnx"))
     assert done.code == 1

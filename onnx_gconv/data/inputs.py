@@ -8,7 +8,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnx_gconv.errors import DataError
-from onnx_gconv.model.shapes import declared_shape, free_inputs
+from onnx_gconv.model.shapes import NAMELESS, declared_shape, free_inputs
 
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 INTEGERS = {getattr(onnx.TensorProto, name) for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")}
@@ -94,9 +94,25 @@ def model_inputs(model: onnx.ModelProto) -> tuple[Input, ...]:
                 hint="make it a constant of the model",
             )
         inputs.append(Input(value.name, onnx.helper.tensor_dtype_to_np_dtype(element), None if shape is None else tuple(shape[1:])))
+    _require_samples_first(model)
     if not inputs:
         raise DataError("the model has no inputs, so it takes no data.", hint="export the model with its inputs")
     return tuple(inputs)
+
+
+def _require_samples_first(model: onnx.ModelProto) -> None:
+    """Refuse a model that has the samples of one input on a later axis of another: the state of an LSTM, say."""
+    axes = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in free_inputs(model)}
+    sizes = {value.name: (declared_shape(value) or [None])[0] for value in free_inputs(model)}
+    for name, symbols in axes.items():
+        others = {first[0] for other, first in axes.items() if other != name and first}.difference(NAMELESS)
+        for axis, symbol in enumerate(symbols):
+            # A first axis of 1 is one sample all the same.
+            if axis and symbol in others and (sizes[name] or 1) > 1:
+                raise DataError(
+                    f"input {name!r} of the model has the samples ({symbol!r}) on axis {axis}, not on its first.",
+                    hint="only models whose inputs all have the samples on their first axis can be fed with data",
+                )
 
 
 def require_label_type(shape: tuple[int, ...], dtype: np.dtype[Any], *, source: str) -> None:

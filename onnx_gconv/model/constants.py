@@ -16,7 +16,7 @@ from onnx_gconv.errors import ModelError
 QUANTISING = frozenset({"DequantizeLinear", "QuantizeLinear"})
 RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 # A computed constant may have so many numbers, and so many times those that the model stores.
-FOLDED_FREELY = 2**24
+FOLDED_FREELY = 2**27  # VGG's largest layer has 103 million: models with made-up weights are stored like that
 FOLDED_TO_STORED = 4
 SMALL_ELEMENTS = 1024  # what may be a shape, axes or repeats, on which a size depends
 STANDARD_DOMAINS = ("", "ai.onnx")

@@ -184,7 +184,8 @@ def decide_candidates(job: Job, network: Network) -> tuple[Reasons, Candidates, 
     if not network.layers:
         if not skipped:
             raise ModelError("the model has no Conv.", hint=hint)
-        raise nothing_to_group(job, skipped, f"none of the model's {len(skipped)} Convs can be grouped", hint)
+        what = f"none of the model's {len(skipped)} Convs can" if len(skipped) > 1 else "the model's only Conv cannot"
+        raise nothing_to_group(job, skipped, f"{what} be grouped", hint)
     allowed = candidates(network.layers, job.settings, job.facts, skipped)
     rule = by_rule(network.layers, allowed, job.settings, skipped)
     if not allowed or rule == {}:

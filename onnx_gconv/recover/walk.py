@@ -3,12 +3,13 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnx_gconv.errors import ModelError
 from onnx_gconv.recover.flow import Flow
 from onnx_gconv.recover.store import ActivationStore
-from onnx_gconv.runtime import Feeds, run, session
+from onnx_gconv.runtime import Feeds, Output, run, session
 
 Arrays = dict[str, NDArray[np.generic]]
 Stop = Callable[[int], Arrays]  # what a stop of a walk asks for, by the number of the batch
@@ -60,7 +61,7 @@ class Walk:
         def compute(batch: int) -> Arrays:
             if active is not None and not self._store.has(outputs[0], batch):
                 feeds: Feeds = {name: self._store.get(name, batch) for name in inputs}
-                for name, value in run(active, feeds).items():
+                for name, value in _run(active, feeds).items():
                     self._store.put(name, batch, _array(name, value))
             return {name: self._store.get(name, batch) for name in wanted}
 
@@ -73,7 +74,7 @@ class Walk:
         active = session(self.flow.piece(places, example, [tensor], self.constants), threads=1)
 
         def compute(batch: int) -> None:
-            found = run(active, {given: self._store.get(given, batch)})
+            found = _run(active, {given: self._store.get(given, batch)})
             self._store.replace(tensor, batch, _array(tensor, found[tensor]))
 
         return compute
@@ -89,6 +90,17 @@ class Walk:
             return False  # a constant: computed anew wherever it is read
         unread = (place for place in self.flow.readers.get(name, ()) if place in self._needed)
         return any(place not in self._done for place in unread) or any(name in names for names in self._later)
+
+
+def _run(active: ort.InferenceSession, feeds: Feeds) -> dict[str, Output]:
+    """Run a piece of the model. Its inputs are tensors that the user has never heard of: what is wrong are the samples."""
+    try:
+        return run(active, feeds)
+    except ModelError as error:
+        raise ModelError(
+            f"the model does not run on the calibration samples: {error.__cause__}".splitlines()[0],
+            hint="give samples in a shape that the model accepts, for all of its inputs",
+        ) from error
 
 
 def _array(name: str, value: object) -> NDArray[np.generic]:

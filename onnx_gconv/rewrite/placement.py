@@ -390,7 +390,8 @@ def sink(
         result = node.output[0]
         others = [name for name in node.input if name in spaces.axes and name != tensor]
         follows = node.op_type in UNARY or node.op_type in PER_CHANNEL or node.op_type in ELEMENTWISE
-        if not follows or others or spaces.axes.get(result) != spaces.axes.get(tensor):
+        # Without an axis nothing is tied to the order: weights for each channel would stay as they are.
+        if not follows or others or tensor not in spaces.axes or spaces.axes.get(result) != spaces.axes[tensor]:
             break
         if list(node.input).count(tensor) != 1 or _elements(shapes, result) > _elements(shapes, tensor):
             break
