@@ -8,6 +8,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from tiny import from_text, gconv, save
 
 import onnx_gconv
 from onnx_gconv.errors import ModelError, VerifyError
@@ -15,7 +16,6 @@ from onnx_gconv.model.bodies import bodies, with_own_weights
 from onnx_gconv.model.constants import stored
 from onnx_gconv.model.network import read
 from onnx_gconv.plans import Plan
-from tests.tiny import from_text, gconv, save
 
 # One weight of each kind: outer initializer, body initializer (made by `own`), Constant node of the body (by `as_node`).
 FORK = """
