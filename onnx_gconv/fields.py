@@ -9,6 +9,9 @@ from onnx_gconv.errors import GconvError
 from onnx_gconv.staging import settle
 
 
+LARGEST = 2**63
+
+
 @dataclass(frozen=True)
 class Complaint:
     """What a malformed file raises, and how the user gets a sound one."""
@@ -53,14 +56,16 @@ class Fields:
 
     def integer(self, field: str) -> int:
         value = self.any(field)
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not _is_whole(value):
             raise self._mistyped(field, "a whole number", value)
+        assert isinstance(value, int)
         return value
 
     def number(self, field: str) -> float:
         value = self.any(field)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        if not _is_whole(value) and not (isinstance(value, float) and math.isfinite(value)):
             raise self._mistyped(field, "a number", value)
+        assert isinstance(value, int | float)
         return float(value)
 
     def maybe_number(self, field: str) -> float | None:
@@ -88,7 +93,7 @@ class Fields:
 
     def integers(self, field: str) -> tuple[int, ...]:
         values = self.items(field)
-        if [type(value) for value in values] != [int] * len(values):
+        if not all(map(_is_whole, values)):
             raise self._mistyped(field, "a list of whole numbers", values)
         return tuple(value for value in values if isinstance(value, int))
 
@@ -98,6 +103,11 @@ class Fields:
 
     def _mistyped(self, field: str, wanted: str, value: object) -> GconvError:
         return self.wrong(f"{field!r} must be {wanted}, not {kind(value)}", f"{self._complaint.remedy} or correct the field")
+
+
+def _is_whole(value: object) -> bool:
+    """Return whether it is a whole number that anybody can count to: what is larger, NumPy does not take."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def read_text(path: Path, complaint: Complaint) -> str:

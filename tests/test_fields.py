@@ -7,10 +7,11 @@ import pytest
 
 from onnx_gconv.deploy.time_table import read_table
 from onnx_gconv.deploy.timing_file import read_timing
-from onnx_gconv.errors import GconvError
+from onnx_gconv.errors import GconvError, ReportError
+from onnx_gconv.fields import Fields
 from onnx_gconv.plans import read_plan
 from onnx_gconv.report.page.exploration_file import read_exploration
-from onnx_gconv.report.page.report_file import read_report
+from onnx_gconv.report.page.report_file import MALFORMED, read_report
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +43,12 @@ def test_every_reader_says_the_same(read: Callable[[Path], object], name: str, s
         read(Path(name))
     assert str(caught.value).startswith(sentence)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63), 10**400])
+def test_a_number_that_nothing_takes_is_named(value: int) -> None:
+    fields = Fields({"one": value, "some": [1, value]}, "file", MALFORMED)
+    for read, field in ((fields.integer, "one"), (fields.number, "one"), (fields.integers, "some")):
+        with pytest.raises(ReportError, match=f"'{field}' must be"):
+            read(field)
+    assert Fields({"one": 2**63 - 1}, "file", MALFORMED).integer("one") == 2**63 - 1
