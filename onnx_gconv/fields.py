@@ -8,7 +8,6 @@ from pathlib import Path
 from onnx_gconv.errors import GconvError
 from onnx_gconv.staging import settle
 
-
 LARGEST = 2**63
 
 
