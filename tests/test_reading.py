@@ -554,3 +554,18 @@ def test_constants_for_other_channels_are_named(
     done = gconv("inspect", path)
     assert done.code == 1
     assert culprit in done.err
+
+
+def test_axes_of_negative_size_do_not_reach_onnxs_own_check(tmp_path: Path) -> None:
+    """It takes them for sizes, and aborts the process where a Slice goes over one. Some exporters write -1 for an unknown size."""
+    model = from_text(
+        """m (float[1,4,6,6] x) => (float[1,3,6,6] y) { a = Conv (x, w) y = Slice (a, begin, end, axis) }""",
+        w=np.ones((4, 4, 1, 1), np.float32), begin=np.array([1]), end=np.array([4]), axis=np.array([1]),
+    )  # fmt: skip
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("a", 1, [1, -1, 6, 6]))
+    compressed = onnx_gconv.compress(model, groups=2)
+    assert compressed.plan.layers
+    model.graph.value_info[-1].type.tensor_type.shape.dim[1].dim_value = -(2**63)
+    done = gconv("inspect", save(model, tmp_path / "m.onnx"))
+    assert done.code == 1
+    assert "an axis of the tensor 'a' has the size -9223372036854775808" in done.err

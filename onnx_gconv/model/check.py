@@ -19,7 +19,24 @@ def check(result: onnx.ModelProto, source: onnx.ModelProto) -> str | None:
     return f"ONNX's checker objects to the source model already: {problem}"
 
 
+def _without_negative_axes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with axes of size -1 as axes of unknown size; the check takes them for sizes, and may abort the process."""
+
+    def negative(graph: onnx.GraphProto) -> list[onnx.TensorShapeProto.Dimension]:
+        values = (*graph.input, *graph.output, *graph.value_info)
+        return [dim for value in values for dim in value.type.tensor_type.shape.dim if dim.dim_value < 0]
+
+    if not negative(model.graph):
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for dim in negative(result.graph):
+        dim.Clear()
+    return result
+
+
 def _problem(model: onnx.ModelProto) -> str | None:
+    model = _without_negative_axes(model)
     # In memory the checker copies every weight twice, and takes no more than 2 GiB.
     source = written_apart(model) if is_large_model(model) else nullcontext(model)
     try:

@@ -24,6 +24,7 @@ from onnx_gconv.model.shapes import LARGEST_ELEMENTS
 HINT = "the model is malformed: export or download it again"
 DAMAGED = "the file is damaged: export or download it again"
 MOST_NUMBERS = 32  # of a shape, or the amounts of a Pad
+UNKNOWN_DIM = -1  # as some exporters write it
 LARGEST_DIM = 2**40  # what NumPy refuses even where another axis is empty
 SCHEMA_DOMAINS = (*STANDARD_DOMAINS, "ai.onnx.ml")
 # Where a type's numbers are if they are not raw bytes, and how many entries one of them takes.
@@ -173,6 +174,9 @@ class _Check:
     def _value(self, value: onnx.ValueInfoProto) -> None:
         if not value.name:
             _refuse(self._where, "an input, output or value has no name")
+        for dim in value.type.tensor_type.shape.dim:
+            if not UNKNOWN_DIM <= dim.dim_value <= LARGEST_DIM:  # on which ONNX's own check aborts the process
+                _refuse(self._where, f"an axis of the tensor {value.name!r} has the size {dim.dim_value}")
         for element in _elements(value.type):
             if element not in _known_types():
                 _refuse(self._where, f"the tensor {value.name!r} has the unknown type {element}")
