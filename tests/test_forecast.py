@@ -3,9 +3,10 @@
 import numpy as np
 import onnx
 import pytest
-from tiny import conv_net
+from tiny import conv_net, from_text
 
 import onnx_gconv
+from onnx_gconv.data.open import open_data
 from onnx_gconv.listener import Listener
 from onnx_gconv.pipeline import forecasting
 from onnx_gconv.pipeline.forecasting import about, expected_seconds
@@ -14,6 +15,7 @@ from onnx_gconv.pipeline.original import open_original
 from onnx_gconv.pipeline.recovering import open_samples
 from onnx_gconv.pipeline.settings import Settings
 from onnx_gconv.recover import forecast
+from onnx_gconv.recover.calibration import Calibration
 
 IMAGES = np.random.default_rng(0).standard_normal((120, 3, 8, 8)).astype(np.float32)
 
@@ -80,3 +82,11 @@ def test_a_long_job_says_how_long_it_will_take_before_it_begins(monkeypatch: pyt
 )
 def test_a_time_is_told_as_one_would_say_it(given: float, said: str) -> None:
     assert about(given) == said
+
+
+def test_a_model_may_have_a_number_for_its_first_input() -> None:
+    text = "m (float scale, float[N,4,6,6] x) => (y) { a = Mul (x, scale) b = Conv (a, w) r = Relu (b) y = Conv (r, w) }"
+    original = open_original(from_text(text, w=np.ones((4, 4, 1, 1), np.float32)))
+    settings = Settings(max_macs=0.5, jobs=1)
+    samples = Calibration(open_data({"image": IMAGES}, conv_net(), preprocessing=settings.preprocessing), 10, 5, is_fixed=False)
+    assert (expected_seconds(Job(original, settings), samples, is_fitted=True) or 0) > 0

@@ -26,7 +26,7 @@ def expected_seconds(job: Job, samples: Calibration, *, is_fitted: bool) -> floa
     macs = original.network.count.macs
     if macs is None:
         return None
-    at_once = max(1, next(iter(original.network.input_shapes.values()), (1,))[0])  # the counts are those of a batch
+    at_once = max(1, next((shape[0] for shape in original.network.input_shapes.values() if shape), 1))  # counts are of a batch
     forecast = Forecast(
         original.model,
         original.network.shapes,
